@@ -179,6 +179,32 @@ static void messages_to_oneself(void) {
   }
 }
 
+/* Where nobody listens any more, who alone may have it has ended: the send does not wait for its deadline, which may be never. */
+static void an_answer_for_who_is_gone_ends(void) {
+  char address[256], got[8];
+  rdma_mgr_t *m = mgr_new("alpha", NULL), *gone = mgr_new("beta", NULL);
+  mgr_listen(gone, address);
+  CHECK_OK(rdma_mgr_add_peer(m, "beta", address));
+  connect_both(m, "beta", gone);
+  rdma_msg_status_t at_once;
+  rdma_msg_request_t r = irecv(m, RDMA_PEER_ANY, 1, EXACT, got, sizeof got, &at_once);
+  rdma_msg_request_t s = isend(gone, number_of(gone, "alpha"), 1, content, 8, RDMA_MSG_STANDARD);
+  rdma_msg_status_t asked_by = received(m, r, at_once);
+  if (s) CHECK_INT(RDMA_OK, end_of(gone, s, NULL).code);
+  mgr_end(gone);
+  rdma_msg_options_t o = {.struct_size = sizeof o, .timeout_ms = RDMA_MSG_FOREVER, .incarnation = asked_by.incarnation};
+  rdma_msg_request_t bound = 0, any = 0;
+  CHECK_OK(rdma_msg_isend(m, asked_by.peer, COMM, 2, content, 8, &o, &bound));
+  o.incarnation = 0;
+  CHECK_OK(rdma_msg_isend(m, asked_by.peer, COMM, 2, content, 8, &o, &any));
+  rdma_msg_status_t st = end_of(m, bound, NULL);
+  CHECK_MSG(st.code == RDMA_UNAVAILABLE, "%s: %s", rdma_code_name(st.code), st.text);
+  CHECK_HAS(st.text, "'beta' is gone");
+  /* Another may have the name one day. */
+  CHECK_OK(rdma_msg_cancel(m, any));
+  CHECK_INT(RDMA_CANCELLED, end_of(m, any, NULL).code);
+}
+
 /* A struct of a header that had no incarnation is for whoever has the name, and a status of one is left alone behind its end. */
 static void structs_of_an_older_header(void) {
   rdma_mgr_t *m = mgr_new("alpha", NULL);
@@ -195,6 +221,7 @@ static void structs_of_an_older_header(void) {
 
 static const test_case cases[] = {
     SLOW(an_answer_is_for_who_has_asked, 120), SLOW(an_answer_that_waits_goes_to_nobody_else, 120),
+    SLOW(an_answer_for_who_is_gone_ends, 60),
     CASE(messages_to_oneself), CASE(structs_of_an_older_header),
 };
 static const test_role roles[] = {{"asker", asker_role}};

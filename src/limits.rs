@@ -6,7 +6,7 @@
 use std::fmt::{self, Display};
 
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, MAX_NAME_LEN};
-use crate::engine::front::message::flow::{OFFERED_BESIDE, OFFERS, WINDOW};
+use crate::engine::front::message::flow::{OFFERED_BESIDE, OFFERED_FIRST, OFFERS, WINDOW};
 use crate::engine::front::message::{ORPHANS, REGIONS};
 use crate::engine::slab::CAPACITY;
 use crate::observe;
@@ -203,10 +203,16 @@ pub const LIMITS: &[Limit] = &[
         "the sender's next message waits there; a peer that offers more loses the connection",
     ),
     limit(
-        "headers, lengths of parts and first segments of these offers, per connection",
+        "headers and lengths of parts of these offers, per connection",
         Bytes(OFFERED_BESIDE as usize),
         Follows,
         "the same",
+    ),
+    limit(
+        "content that comes with these offers, per connection",
+        Bytes(OFFERED_FIRST as usize),
+        Follows,
+        "the content follows when a receive has met its message; a peer that sends more loses the connection",
     ),
     limit(
         "both together, if guests' are among them; each 256 more than it has",

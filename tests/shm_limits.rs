@@ -135,12 +135,9 @@ fn a_manager_without_descriptors_says_that_they_are_used_up() {
     use rdma_transport::fabric::ProviderKind;
     use std::os::fd::AsRawFd;
     let _turn = turn();
-    for kind in [
-        Some(ProviderKind::Shm),
-        Some(ProviderKind::Tcp),
-        Some(ProviderKind::Loopback),
-        None,
-    ] {
+    for kind in
+        [Some(ProviderKind::Shm), Some(ProviderKind::Tcp), Some(ProviderKind::Loopback), None]
+    {
         let config = || Config { name: "a".into(), provider: kind, ..Config::default() };
         let before = descriptors();
         let manager = rdma_transport::manager::Manager::new(config()).unwrap();

@@ -95,7 +95,7 @@ pub unsafe extern "C-unwind" fn rdma_msg_options_init(
 ///
 /// A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
 /// their deadline; see rdma_msg_room. What is short and has waited for 20 ms is offered, so that a receive finds it whatever lies before
-/// it, and costs some thirty times as much as where there is room: who sends thousands of small messages to one receiver paces himself by
+/// it, and costs several times as much as where there is room, up to 1 KiB, and some thirty times as much beyond: who sends thousands of small messages to one receiver paces himself by
 /// rdma_msg_room and rdma_msg_on_room. Messages to oneself are not held back. Of messages that no receive has met 65,536 at most are offered on a
 /// connection beside those that went at once: what is sent then waits here, and the peer knows nothing of it, so
 /// that a receive for a later message alone is met by none until earlier ones are received. If the connection ends, what was reported as ended may be lost;
@@ -112,8 +112,10 @@ pub unsafe extern "C-unwind" fn rdma_msg_options_init(
 /// RDMA_FAILED_PRECONDITION: RDMA_MSG_BUFFERED without rdma_msg_attach, `mgr` destroyed or in a forked child;
 /// RDMA_UNAVAILABLE: the peer has restarted, and options.incarnation is another one;
 /// RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+/// A peer that is not connected is dialled again and again until the deadline: one that nobody answers for ends the send with
+/// RDMA_DEADLINE_EXCEEDED, and the text tells what the tries met.
 /// The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
-/// peer cannot be reached, is gone, or has come back as another one than options.incarnation; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
+/// connection ended, the peer ended while connecting, is gone, or has come back as another one than options.incarnation; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
 /// answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
 /// memory was unregistered, or no connection as rdma_mgr_connect tells; RDMA_DATA_LOSS: what came over the connection was damaged;
 /// RDMA_INVALID_ARGUMENT: the peer broke the protocol, or no manager answers there; RDMA_INTERNAL.

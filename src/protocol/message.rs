@@ -220,7 +220,13 @@ impl Extra<'_> {
 
     /// Bytes that it counts for.
     pub fn cost(&self) -> u64 {
-        (self.user.len() + 8 * self.parts.len() + self.first.map_or(0, <[u8]>::len)) as u64
+        self.offer_cost().sum()
+    }
+
+    /// The same of an offer's, one by one.
+    pub fn offer_cost(&self) -> OfferCost {
+        let beside = (self.user.len() + 8 * self.parts.len()) as u64;
+        OfferCost { beside, first: self.first.map_or(0, <[u8]>::len) as u64 }
     }
 
     fn flags(&self) -> u8 {
@@ -273,6 +279,22 @@ impl Extra<'_> {
         }
         let text = format!("parts that are not as long as their message, which has {nbytes} bytes");
         Err(Status::invalid(text))
+    }
+}
+
+/// Bytes that come with an offer. Content has a bound of its own: however much of it waits, a message with a header may be offered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OfferCost {
+    /// Header and lengths of parts.
+    pub beside: u64,
+    /// Of the content.
+    pub first: u64,
+}
+
+impl OfferCost {
+    /// Of both.
+    pub fn sum(self) -> u64 {
+        self.beside + self.first
     }
 }
 

@@ -222,3 +222,35 @@ fn messages_to_oneself_are_of_an_incarnation_too() {
     }
     p.finish();
 }
+
+/// A stranger's: such a send was dialled for until its deadline, or for ever, though who alone may have it was gone.
+#[test]
+fn a_send_for_who_is_gone_ends_when_nobody_listens_there() {
+    let mut p = Post::new(shm());
+    let (to, first) = (p.other(R), word(&p, S));
+    p.s.crash(S, false);
+    p.run();
+    let bound = try_send(&mut p, (R, to), first, 8, Mode::Standard);
+    let any = try_send(&mut p, (R, to), 0, 8, Mode::Standard);
+    let (Ok(Sending::Begun(bound)), Ok(Sending::Begun(any))) = (bound, any) else {
+        panic!("they wait for a connection")
+    };
+    let peer = to.index().unwrap();
+    let refused = Status::gone("Connection refused");
+    p.s.call(R, |e, fx| e.nobody_there(fx, peer, &refused));
+    let end = p.s.call(R, |e, _| e.message_take_end(bound)).unwrap().unwrap();
+    let status = end.result.unwrap_err();
+    assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerGone));
+    assert!(status.message.contains("Connection refused"), "{status}");
+    assert!(p.s.call(R, |e, _| e.message_take_end(any)).unwrap().is_none(), "another may begin");
+    // One that is connected is there, wherever else nobody listens.
+    p.s.restart(S);
+    p.s.connect(S);
+    p.run();
+    p.fill_window(R);
+    let second = word(&p, S);
+    let waits = try_send(&mut p, (R, to), second, 8, Mode::Standard);
+    let Ok(Sending::Begun(waits)) = waits else { panic!("there is no room for it") };
+    p.s.call(R, |e, fx| e.nobody_there(fx, peer, &refused));
+    assert!(p.s.call(R, |e, _| e.message_take_end(waits)).unwrap().is_none());
+}

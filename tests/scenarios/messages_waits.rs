@@ -82,7 +82,7 @@ fn room_is_told_when_credits_come_with_a_message() {
 }
 
 /// A message of node S with so long a header, of so many bytes, or of so many parts of one byte; its number.
-fn with_beside(p: &mut Post, tag: u64, len: u64, header: usize, parts: u64) -> u64 {
+pub(super) fn with_beside(p: &mut Post, tag: u64, len: u64, header: usize, parts: u64) -> u64 {
     let to = p.other(S);
     let memory = p.memory(S, 0, len.max(parts), "a message");
     let bytes = content(tag as usize, memory.len);

@@ -1,6 +1,7 @@
 //! Short messages that the window has no room for: their content comes along with their offer. Each by name.
 
-use rdma_transport::engine::front::message::{Mode, Party, Wanted};
+use rdma_transport::engine::front::message::flow::OFFERED_FIRST;
+use rdma_transport::engine::front::message::{Mode, OnMessage, Party, Receiving, Wanted};
 use rdma_transport::engine::layout::LAYOUT;
 use rdma_transport::fabric::keys::{Keys, Place};
 use rdma_transport::protocol::message::{self, Message, MsgOffer};
@@ -11,6 +12,7 @@ use super::common::net::NetEvent;
 use super::kind::Kind;
 use super::messages::{ALL, ANY, Post, TAG, code};
 use super::messages_more::{active, end, handler};
+use super::messages_waits::with_beside;
 use super::script::{EAGER, LARGE, R, S, Setup, ibverbs, shm};
 
 /// A message of so many bytes, `given` with the call, finds node S's window full, and is offered.
@@ -164,6 +166,27 @@ fn a_receiver_that_asks_for_it_all_the_same_is_answered_or_loses_its_connection(
         assert!(code(&p.sends[send]).is_some_and(|code| code != Code::Ok), "nobody has it");
         p.finish();
     }
+}
+
+/// A stranger's: a message with a header was never offered while the content of others filled the room for headers.
+#[test]
+fn content_takes_no_room_of_headers() {
+    let mut p = Post::new(shm());
+    p.fill_window(S);
+    let count = OFFERED_FIRST / EAGER + 100;
+    for _ in 0..count {
+        with_beside(&mut p, TAG.tag, EAGER, 0, 0);
+    }
+    let last = with_beside(&mut p, 2, EAGER, 40, 0);
+    // 16 are offered, then 32, and so on: all.
+    (0..14).for_each(|_| p.s.pass(21));
+    assert_eq!(p.s.count(S, Kind::MsgOffer), count as usize + 1);
+    let memory = p.memory(R, 0, EAGER, "a destination");
+    let wanted = Wanted { from: Party::ANY, comm: 0, tag: 2, mask: ALL };
+    let begun = p.s.call(R, |e, fx| e.message_recv(fx, wanted, memory, None, OnMessage::Asked));
+    let Ok(Receiving::Begun(id)) = begun else { panic!("its content follows") };
+    p.run();
+    assert_eq!((end(&mut p, R, id), end(&mut p, S, last)), (Some(Code::Ok), Some(Code::Ok)));
 }
 
 #[test]

@@ -175,7 +175,8 @@ pub struct rdma_msg_options {
     pub header_len: usize,
     /// Of a send: the incarnation of the peer that alone may get it, as rdma_msg_status_t.incarnation tells it; an
     /// answer is for who has asked. If the name is another's by now, the call returns RDMA_UNAVAILABLE; if that comes out while the
-    /// send waits, it ends so. 0: whoever has the name.
+    /// send waits, it ends so, as it does where the last that was connected is this one and nobody listens at its addresses any
+    /// more. 0: whoever has the name.
     pub incarnation: u64,
 }
 /// Options of a message operation.

@@ -276,10 +276,10 @@ impl Engine {
             // There is nothing to wait for.
             let response = *response;
             let Some(arrived) = self.messages.unexpected.remove(index) else { return Ok(()) };
-            let (beside, mut extra) = (arrived.cost() - len, arrived.extra);
+            let (cost, mut extra) = (arrived.offer_cost(), arrived.extra);
             let content =
                 extra.as_mut().and_then(|extra| extra.take_whole(len)).unwrap_or_default();
-            self.offer_taken(ch, beside);
+            self.offer_taken(ch, cost);
             self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
             self.count_received(party, len, &Ok(()));
             let active = Active::waited(end(extra), content, 0);
@@ -301,8 +301,8 @@ impl Engine {
         if let Some(arrived) =
             unexpected.claimed(message).and_then(|index| unexpected.remove(index))
         {
-            let beside = arrived.cost() - arrived.len;
-            self.refuse_long(fx, arrived, beside);
+            let cost = arrived.offer_cost();
+            self.refuse_long(fx, arrived, cost);
         }
     }
 }

@@ -316,7 +316,7 @@ impl Engine {
         let source = m.source.filter(|_| !sealed);
         let content = Content::There { response: m.response, source, limit: m.limit };
         let arrived = Arrived::new(sender, Some(ch), m.envelope, m.nbytes, content).with(&m.extra);
-        let result = c.flow.receive_offer(m.extra.cost()).and(arrived);
+        let result = c.flow.receive_offer(m.extra.offer_cost()).and(arrived);
         let result = result.and_then(|arrived| self.arrive_offer(fx, arrived));
         self.has_arrived(fx, ch, result);
     }
@@ -387,8 +387,8 @@ impl Engine {
         let key = (ch, number, withdraw_sync);
         let Some(index) = self.messages.unexpected.withdrawable(key) else { return };
         match self.messages.unexpected.take_back(index) {
-            Some((Content::Here { .. }, cost)) => self.message_taken(fx, ch, cost),
-            Some((_, cost)) => self.offer_taken(ch, cost),
+            Some((Content::Here { .. }, len, cost)) => self.message_taken(fx, ch, len + cost.sum()),
+            Some((.., cost)) => self.offer_taken(ch, cost),
             None => {}
         }
         self.send(fx, ch, &Message::MsgWithdrawn { number, sync: withdraw_sync }, &[]);

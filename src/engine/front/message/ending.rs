@@ -3,12 +3,13 @@
 use super::{Copied, Envelope, MessageEnd, Messages, OnMessage, Op, Party, State};
 use crate::api::Protocol;
 use crate::engine::{Engine, Fx, Range, Work};
+use crate::protocol::message::OfferCost;
 use crate::status::{Code, Reason, Status};
 
 impl Op {
-    /// Bytes that travel beside its content.
-    pub(super) fn beside(&self) -> u64 {
-        self.extra.as_ref().map_or(0, |beside| beside.extra().cost())
+    /// Bytes that went with its offer.
+    pub(super) fn offer_cost(&self) -> OfferCost {
+        self.extra.as_ref().map_or_else(OfferCost::default, |beside| beside.extra().offer_cost())
     }
 
     /// A receive has met this message.
@@ -116,7 +117,7 @@ impl Engine {
             State::Ending | State::Ended => return,
             State::Offered { ch, .. } => {
                 if let Some(c) = self.channels.get_mut(ch) {
-                    c.flow.offer_ended(op.beside());
+                    c.flow.offer_ended(op.offer_cost());
                 }
             }
             _ => {}

@@ -3,6 +3,7 @@
 //! Each message counts for its content and [`COST`]. The receiver raises the limit as messages meet their receives; a
 //! sender that goes beyond it has broken the protocol.
 
+use crate::protocol::message::OfferCost;
 use crate::status::Status;
 
 /// What a message counts for beside its content: about what it takes here to remember one.
@@ -16,11 +17,13 @@ pub const ROOM: u64 = WINDOW - STEP;
 /// Offers of a connection that no receive has met. A message for which the window has no room for a while is offered: so a receive
 /// finds it, whatever lies before it.
 pub const OFFERS: u32 = 65_536;
-/// Content up to this that is offered for lack of room alone goes with its offer, where that fits among [`OFFERED_BESIDE`]: a receive that
+/// Content up to this that is offered for lack of room alone goes with its offer, where that fits among [`OFFERED_FIRST`]: a receive that
 /// meets it has it, and says so, which costs a third of asking for it.
 pub const WHOLE_OFFER: u64 = 1024;
-/// Bytes of headers, lengths of parts, and content of these.
+/// Bytes of headers and lengths of parts of these.
 pub const OFFERED_BESIDE: u64 = 8 << 20;
+/// Bytes of content that came with these.
+pub const OFFERED_FIRST: u64 = 4 << 20;
 /// Nanoseconds for which a message that would ride waits for room, before it is offered. An offer takes two messages and a
 /// WRITE more, and, where more processes run than there are processors, a change of processes for each of these: a receiver that
 /// takes one message after the other opens the window for a thousand short ones in that time. Longer than such a receiver is
@@ -38,6 +41,15 @@ fn stopped() -> Status {
     Status::gone("the peer ended the connection: its messages come by another one")
 }
 
+fn with(all: OfferCost, more: OfferCost) -> OfferCost {
+    OfferCost { beside: all.beside + more.beside, first: all.first + more.first }
+}
+
+fn without(all: OfferCost, less: OfferCost) -> OfferCost {
+    let beside = all.beside.saturating_sub(less.beside);
+    OfferCost { beside, first: all.first.saturating_sub(less.first) }
+}
+
 /// One connection's windows.
 #[derive(Debug)]
 pub struct Flow {
@@ -50,12 +62,12 @@ pub struct Flow {
     stopped: Option<u64>,
     /// Offers of ours that have not ended.
     pub offered: u32,
-    /// Bytes beside their content.
-    offered_beside: u64,
+    /// Bytes that went with them.
+    offered_cost: OfferCost,
     /// Offers of the peer's that no receive has met.
     pub offers: u32,
-    /// Bytes beside their content.
-    offers_beside: u64,
+    /// Bytes that came with them.
+    offers_cost: OfferCost,
     /// Messages wait for room here.
     pub queued: bool,
     /// The first of them waits for the end of an offer, or for room until it is to be offered, and nothing else.
@@ -81,9 +93,9 @@ impl Default for Flow {
             granted: WINDOW,
             stopped: None,
             offered: 0,
-            offered_beside: 0,
+            offered_cost: OfferCost { beside: 0, first: 0 },
             offers: 0,
-            offers_beside: 0,
+            offers_cost: OfferCost { beside: 0, first: 0 },
             queued: false,
             short: false,
             held: 0,
@@ -155,7 +167,7 @@ impl Flow {
     /// Bytes of what the peer has sent or offered, and that waits here for receives.
     pub fn waits(&self) -> u64 {
         let came = self.received - self.taken;
-        came + u64::from(self.offers) * COST + self.offers_beside
+        came + u64::from(self.offers) * COST + self.offers_cost.sum()
     }
 
     /// One that came in is not here any more. A limit that is to be told.
@@ -210,27 +222,30 @@ impl Flow {
         (self.queued && self.short && self.held > 0).then_some(self.held)
     }
 
-    /// Counts an offer that goes out, with so many bytes beside its content. False: there are too many.
-    pub fn offer(&mut self, beside: u64) -> bool {
-        let fits = self.offered < OFFERS && self.offered_beside + beside <= OFFERED_BESIDE;
+    /// Counts an offer that goes out, with so many bytes that go with it. False: there are too many.
+    pub fn offer(&mut self, cost: OfferCost) -> bool {
+        let all = with(self.offered_cost, cost);
+        let fits = self.offered < OFFERS
+            && all.beside <= OFFERED_BESIDE
+            && (cost.first == 0 || all.first <= OFFERED_FIRST);
         if fits {
             self.offered += 1;
-            self.offered_beside += beside;
+            self.offered_cost = all;
         }
         self.short = !fits;
         fits
     }
 
     /// An offer of ours has ended.
-    pub fn offer_ended(&mut self, beside: u64) {
+    pub fn offer_ended(&mut self, cost: OfferCost) {
         self.offered = self.offered.saturating_sub(1);
         self.took = true;
-        self.offered_beside = self.offered_beside.saturating_sub(beside);
+        self.offered_cost = without(self.offered_cost, cost);
         self.short = false;
     }
 
     /// Counts an offer that came in.
-    pub fn receive_offer(&mut self, beside: u64) -> Result<(), Status> {
+    pub fn receive_offer(&mut self, cost: OfferCost) -> Result<(), Status> {
         if self.stopped.is_some() {
             return Err(stopped());
         }
@@ -238,21 +253,23 @@ impl Flow {
             let text = format!("{OFFERS} offers of messages wait, more are not allowed");
             return Err(Status::invalid(text));
         }
-        if self.offers_beside + beside > OFFERED_BESIDE {
+        let all = with(self.offers_cost, cost);
+        if all.beside > OFFERED_BESIDE || all.first > OFFERED_FIRST {
             let text = format!(
-                "offers of messages with headers of {OFFERED_BESIDE} bytes wait, more are not allowed"
+                "offers of messages wait with headers of {} bytes and content of {}, {OFFERED_BESIDE} and {OFFERED_FIRST} are allowed",
+                all.beside, all.first
             );
             return Err(Status::invalid(text));
         }
         self.offers += 1;
-        self.offers_beside += beside;
+        self.offers_cost = all;
         Ok(())
     }
 
     /// It does not wait any more.
-    pub fn offer_taken(&mut self, beside: u64) {
+    pub fn offer_taken(&mut self, cost: OfferCost) {
         self.offers = self.offers.saturating_sub(1);
-        self.offers_beside = self.offers_beside.saturating_sub(beside);
+        self.offers_cost = without(self.offers_cost, cost);
     }
 
     /// The peer told its limit.
@@ -278,6 +295,8 @@ impl Flow {
 mod tests {
     use super::*;
 
+    const NONE: OfferCost = OfferCost { beside: 0, first: 0 };
+
     #[test]
     fn what_waits_for_room_is_offered_in_growing_batches_until_the_window_opens() {
         let mut flow = Flow::default();
@@ -290,13 +309,13 @@ mod tests {
             now += HOLD;
             flow.ripen(now);
             while flow.offered < batch {
-                assert!(flow.hold(now).is_none() && flow.offer(0));
+                assert!(flow.hold(now).is_none() && flow.offer(NONE));
             }
         }
         // It takes some, and no more are outstanding than were.
-        (0..10).for_each(|_| flow.offer_ended(0));
+        (0..10).for_each(|_| flow.offer_ended(NONE));
         flow.ripen(now);
-        (0..10).for_each(|_| assert!(flow.hold(now).is_none() && flow.offer(0)));
+        (0..10).for_each(|_| assert!(flow.hold(now).is_none() && flow.offer(NONE)));
         assert!(flow.hold(now).is_some());
         flow.widen(WINDOW + STEP).unwrap();
         assert_eq!(flow.hold(now), Some(now + HOLD));
@@ -305,17 +324,21 @@ mod tests {
     #[test]
     fn offers_have_bounds_in_number_and_in_what_they_carry() {
         let (mut sender, mut receiver) = (Flow::default(), Flow::default());
+        let one = |beside, first| OfferCost { beside, first };
         for _ in 0..OFFERED_BESIDE / 512 {
-            assert!(sender.offer(512));
-            receiver.receive_offer(512).unwrap();
+            assert!(sender.offer(one(512, 256)));
+            receiver.receive_offer(one(512, 256)).unwrap();
         }
-        assert!(!sender.offer(1) && receiver.receive_offer(1).is_err());
-        assert!(sender.offer(0) && receiver.receive_offer(0).is_ok());
-        sender.offer_ended(512);
-        receiver.offer_taken(512);
-        assert!(sender.offer(512) && receiver.receive_offer(512).is_ok());
+        for beyond in [one(1, 0), one(0, 1)] {
+            assert!(!sender.offer(beyond) && receiver.receive_offer(beyond).is_err());
+        }
+        assert!(sender.offer(NONE) && receiver.receive_offer(NONE).is_ok());
+        // Where one has no room the other may have some.
+        sender.offer_ended(one(512, 0));
+        receiver.offer_taken(one(512, 0));
+        assert!(sender.offer(one(512, 0)) && receiver.receive_offer(one(512, 0)).is_ok());
         let mut many = Flow::default();
-        assert_eq!((0..=OFFERS).filter(|_| many.offer(0)).count(), OFFERS as usize);
+        assert_eq!((0..=OFFERS).filter(|_| many.offer(NONE)).count(), OFFERS as usize);
     }
 
     #[test]

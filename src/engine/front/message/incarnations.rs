@@ -6,6 +6,7 @@
 
 use super::{Outgoing, Party};
 use crate::api::incarnation_word;
+use crate::engine::known::Peer;
 use crate::engine::{Engine, Fx};
 use crate::status::{Code, Reason, Status};
 
@@ -47,14 +48,46 @@ impl Engine {
         incarnation: &[u8; 16],
     ) {
         let now = incarnation_word(incarnation);
-        let Some(p) = self.peers.get(peer) else { return };
-        let (name, mut at) = (p.name.clone(), p.outbox.first());
+        let Some(name) = self.peers.get(peer).map(|p| p.name.clone()) else { return };
+        self.fail_bound(fx, peer, |of| of != now, || restarted(&name));
+    }
+
+    /// Nobody listens any more where a peer did: messages for that incarnation, the last that was connected, will reach nobody. Those
+    /// for whoever has the name wait on: another may begin.
+    pub(in crate::engine) fn fail_for_gone(
+        &mut self,
+        fx: &mut impl Fx,
+        peer: u32,
+        status: &Status,
+    ) {
+        let known = |p: &&Peer| p.channels.is_empty() && p.incarnation != [0; 16];
+        let Some(p) = self.peers.get(peer).filter(known) else { return };
+        let (name, last) = (p.name.clone(), incarnation_word(&p.incarnation));
+        let gone = || {
+            let text = format!(
+                "peer '{name}' is gone, the incarnation that options.incarnation names: {}",
+                status.message
+            );
+            Status::gone(text)
+        };
+        self.fail_bound(fx, peer, |of| of == last, gone);
+    }
+
+    /// Ends the sends that wait for a peer and are for such an incarnation of it.
+    fn fail_bound(
+        &mut self,
+        fx: &mut impl Fx,
+        peer: u32,
+        which: impl Fn(u64) -> bool,
+        why: impl Fn() -> Status,
+    ) {
+        let mut at = self.peers.get(peer).and_then(|p| p.outbox.first());
         while let Some(index) = at {
             let Some(op) = self.messages.ops.get(index) else { return };
-            let other = op.incarnation != 0 && op.incarnation != now;
+            let found = op.incarnation != 0 && which(op.incarnation);
             at = op.links.next();
-            if other {
-                self.withdraw_send(fx, index, restarted(&name));
+            if found {
+                self.withdraw_send(fx, index, why());
             }
         }
     }

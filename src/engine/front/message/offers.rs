@@ -15,7 +15,7 @@ use crate::engine::transfer::outbound::{Asked, RState, Response, Sent, Source, T
 use crate::engine::{Engine, Fx};
 use crate::fabric::Access;
 use crate::fabric::keys::Place;
-use crate::protocol::message::{Extra, Fits, Message, MsgOffer};
+use crate::protocol::message::{Extra, Fits, Message, MsgOffer, OfferCost};
 use crate::status::{Code, Reason, Status};
 use crate::trials::Trial;
 
@@ -33,7 +33,7 @@ impl Engine {
         trial: Option<Trial>,
     ) {
         let sealed = self.sealed(ch);
-        let beside = self.messages.ops.get(index).map_or(0, Op::beside);
+        let cost = self.messages.ops.get(index).map_or_else(OfferCost::default, Op::offer_cost);
         let extra = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());
         let first = extra.and_then(|extra| Some(extra.first.as_ref()?.len() as u64));
         let done = self.due(OnSend::Message(index));
@@ -53,7 +53,7 @@ impl Engine {
             Ok(response) => response,
             Err(status) => {
                 if let Some(c) = self.channels.get_mut(ch) {
-                    c.flow.offer_ended(beside);
+                    c.flow.offer_ended(cost);
                 }
                 return self.end_message(fx, index, Err(status));
             }
@@ -113,14 +113,15 @@ impl Engine {
         &mut self,
         ch: ChanId,
         index: u32,
-        extra: u64,
+        beside: u64,
         (first, piped): (Option<&[u8]>, bool),
     ) -> bool {
         let Some(c) = self.channels.get_mut(ch) else { return false };
         let copy = first.and_then(|first| crate::room::copy(first, "content").ok());
-        let kept = match copy.filter(|copy| c.flow.offer(extra + copy.len() as u64)) {
+        let mut may = |first: usize| c.flow.offer(OfferCost { beside, first: first as u64 });
+        let kept = match copy.filter(|copy| may(copy.len())) {
             Some(copy) => Some(copy),
-            None if !c.flow.offer(extra) => return false,
+            None if !may(0) => return false,
             None => piped.then(Vec::new),
         };
         if let (Some(op), true) = (self.messages.ops.get_mut(index), kept.is_some()) {

@@ -18,7 +18,7 @@ use crate::engine::transfer::choose::{OfferFacts, Taken, select_offered};
 use crate::engine::transfer::inbound::{Request, State as Inbound};
 use crate::engine::transfer::outbound::Sent;
 use crate::engine::{Due, Engine, Fx};
-use crate::protocol::message::Message;
+use crate::protocol::message::{Message, OfferCost};
 use crate::status::{Code, Reason, Status};
 
 /// What a probe found.
@@ -259,9 +259,9 @@ impl Engine {
     }
 
     /// The same of an offer.
-    pub(super) fn offer_taken(&mut self, ch: ChanId, beside: u64) {
+    pub(super) fn offer_taken(&mut self, ch: ChanId, cost: OfferCost) {
         if let Some(c) = self.channels.get_mut(ch) {
-            c.flow.offer_taken(beside);
+            c.flow.offer_taken(cost);
         }
     }
 
@@ -270,11 +270,11 @@ impl Engine {
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let len = arrived.len;
         op.meets((arrived.sender, arrived.incarnation), arrived.envelope, len);
-        let beside = arrived.cost() - len;
+        let cost = arrived.offer_cost();
         if !matches!(arrived.content, Content::Here { .. }) {
             op.extra = arrived.extra.take();
             if let Err(status) = self.fits_memory(index, len) {
-                self.refuse_long(fx, arrived, beside);
+                self.refuse_long(fx, arrived, cost);
                 return self.end_message(fx, index, Err(status));
             }
         }
@@ -291,7 +291,7 @@ impl Engine {
                     let status = Status::gone("the connection of the sender ended");
                     return self.end_message(fx, index, Err(status));
                 };
-                self.offer_taken(ch, beside);
+                self.offer_taken(ch, cost);
                 if let Some(content) = self.take_whole(index, len) {
                     self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
                     self.put_content(fx, index, &content);
@@ -394,11 +394,11 @@ impl Engine {
     }
 
     /// The sender of a message that is too long hears that it was taken.
-    pub(super) fn refuse_long(&mut self, fx: &mut impl Fx, arrived: Arrived, beside: u64) {
+    pub(super) fn refuse_long(&mut self, fx: &mut impl Fx, arrived: Arrived, cost: OfferCost) {
         match (&arrived.content, arrived.ch) {
             (&Content::There { response, .. }, Some(ch)) => {
                 self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
-                self.offer_taken(ch, beside);
+                self.offer_taken(ch, cost);
                 self.settle(fx, ch);
             }
             (&Content::Own { op }, _) => self.end_message(fx, op, Ok(())),

@@ -9,7 +9,7 @@ use super::{Beside, Envelope, Party, Wanted};
 use crate::engine::list::{Fifo, Links};
 use crate::engine::slab::Slab;
 use crate::fabric::keys::Place;
-use crate::protocol::message::Extra;
+use crate::protocol::message::{Extra, OfferCost};
 use crate::room::{self, Grows};
 use crate::status::Status;
 
@@ -137,7 +137,7 @@ impl Arrived {
     fn counted(&self) -> u64 {
         match self.content {
             Content::Here { .. } => self.cost(),
-            _ => self.cost() - self.len,
+            _ => self.offer_cost().sum(),
         }
     }
 
@@ -153,7 +153,12 @@ impl Arrived {
 
     /// Bytes that it counts for in its window.
     pub fn cost(&self) -> u64 {
-        self.len + self.extra.as_ref().map_or(0, |beside| beside.extra().cost())
+        self.len + self.offer_cost().sum()
+    }
+
+    /// Bytes that came with it.
+    pub fn offer_cost(&self) -> OfferCost {
+        self.extra.as_ref().map_or_else(OfferCost::default, |beside| beside.extra().offer_cost())
     }
 }
 
@@ -372,24 +377,24 @@ impl Unexpected {
         self.get(index).filter(this).is_some() && self.take_back(index).is_some()
     }
 
-    /// Its sender takes a message back: what it was, and what it counted for (an offer without its content). Who has claimed it finds that it is gone.
-    pub fn take_back(&mut self, index: u32) -> Option<(Content, u64)> {
+    /// Its sender takes a message back: what it was, how long, and what came with it. Who has claimed it finds that it is gone.
+    pub fn take_back(&mut self, index: u32) -> Option<(Content, u64, OfferCost)> {
         if !self.all.get(index)?.claimed {
             return self.remove(index).map(|a| {
-                let counted = a.counted();
-                (a.content, counted)
+                let cost = a.offer_cost();
+                (a.content, a.len, cost)
             });
         }
         self.forget_number(index);
         let a = self.all.get_mut(index)?;
         a.ch = None;
-        let counted = a.counted();
+        let (counted, len, cost) = (a.counted(), a.len, a.offer_cost());
         let content = std::mem::replace(&mut a.content, Content::Gone);
         self.regions -= content.regions();
         if a.sender != Party::OWN {
             self.bytes = self.bytes.saturating_sub(COST + counted);
         }
-        Some((content, counted))
+        Some((content, len, cost))
     }
 
     /// The message that its sender may take back by this number.

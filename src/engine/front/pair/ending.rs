@@ -337,6 +337,7 @@ impl Engine {
     /// ended: who comes after it knows nothing of the pair.
     pub fn nobody_there(&mut self, fx: &mut impl Fx, peer: u32, status: &Status) {
         self.fail_waiting_pairs(fx, peer, status, |_, _| true);
+        self.fail_for_gone(fx, peer, status);
     }
 
     /// A try to connect to a peer failed: pairs that have tried for long enough since they lost a connection end.
