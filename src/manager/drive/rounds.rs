@@ -18,6 +18,7 @@ pub(super) struct Rounds<'a> {
 }
 
 /// What a round without an event asks for.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Pause {
     /// Another turn.
     None,
@@ -56,20 +57,58 @@ impl Rounds<'_> {
         if self.idle == 1 {
             self.spin.begin(now);
         }
-        let pause = if now - self.looked > LOOK_EVERY {
+        (self.pause(now), Some(now))
+    }
+
+    /// The spin hears of each look at the clock. Of those that come a millisecond after the one before it hears that the processor was
+    /// lost for so long: what is found then was not found by spinning.
+    fn pause(&mut self, now: Instant) -> Pause {
+        if !self.spin.goes_on(now, self.idle) {
+            Pause::Sleep
+        } else if now - self.looked > LOOK_EVERY {
             self.looked = now;
             Pause::Look
-        } else if self.spin.goes_on(now, self.idle) {
-            Pause::None
         } else {
-            Pause::Sleep
-        };
-        (pause, Some(now))
+            Pause::None
+        }
     }
 
     /// The sleep has ended.
     pub fn slept(&mut self) {
         self.spin.slept(Instant::now());
         self.idle = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stranger's: beside programs that compute, each wait was a spin that lost its processor for four milliseconds, which nobody
+    /// counted since it was time to look at the descriptors, too; and a spin that found something, as the next turn did.
+    #[test]
+    fn a_processor_lost_for_longer_than_between_two_looks_ends_the_spin() {
+        let mut spin = Spin::new(Duration::from_micros(50), 2);
+        let mut rounds = Rounds::new(&mut spin);
+        let begun = Instant::now();
+        let mut now = begun;
+        let (mut slept, mut found) = (0, 0);
+        // Each wait ends while somebody else has the processor.
+        for _ in 0..200 {
+            rounds.spin.begin(now);
+            rounds.idle = 1;
+            now += Duration::from_millis(4);
+            match rounds.pause(now) {
+                Pause::Sleep => {
+                    rounds.spin.slept(now);
+                    (rounds.idle, slept) = (0, slept + 1);
+                }
+                _ => {
+                    rounds.found();
+                    found += 1;
+                }
+            }
+        }
+        assert!(slept > 190, "{slept} slept, {found} were taken for found by spinning");
     }
 }
