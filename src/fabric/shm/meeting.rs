@@ -51,11 +51,12 @@ pub(super) fn dial(core: &Core, endpoint: &Endpoint, remote: Address) -> io::Res
         return Err(nest::other_user(user));
     }
     let (ring, fd) = Producer::create()?;
+    let ring = crate::room::boxed(ring, "a ring").map_err(|_| io::ErrorKind::OutOfMemory)?;
     let hello = introduce(core, endpoint.token, remote.token, false);
     let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
     socket::send(&sock, &SocketMessage::Hello(hello).encode(), &fds)?;
     core.epoll.add(&sock, INPUT, key(endpoint.id)).map_err(sys::called("epoll_ctl"))?;
-    Ok(State::AwaitWelcome { remote, sock, ring: Box::new(ring) })
+    Ok(State::AwaitWelcome { remote, sock, ring })
 }
 
 /// Makes the passive side's link and says Welcome.
