@@ -93,20 +93,21 @@ static void both_connect_at_once(void) {
   }
 }
 
-static void free_port(char address[64]) {
+/* An address at which nobody listens, nor will: while its port is bound no other process is given it. */
+static int nobodys_port(char address[64]) {
   struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   socklen_t len = sizeof a;
   int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   CHECK(s >= 0 && bind(s, (struct sockaddr *)&a, len) == 0 && getsockname(s, (struct sockaddr *)&a, &len) == 0);
   snprintf(address, 64, "127.0.0.1:%d", ntohs(a.sin_port));
-  close(s);
+  return s;
 }
 
 static void short_timeout(rdma_mgr_options_t *o) { o->timeout_ms = 800; }
 static void nobody_listens(void) {
   char address[64];
   rdma_mgr_t *m = mgr_new("alpha", short_timeout);
-  free_port(address);
+  int port = nobodys_port(address);
   CHECK_OK(rdma_mgr_add_peer(m, "beta", address));
   int64_t start = now_ms();
   rdma_code_t rc = rdma_mgr_connect(m, "beta", 300);
@@ -116,6 +117,7 @@ static void nobody_listens(void) {
   op *r = op_recv(m, "beta", "k", 1, 0, NULL);
   CHECK(pump_until(op_ended_fn, r, 10000));
   CHECK_MSG(r->code == RDMA_DEADLINE_EXCEEDED || r->code == RDMA_UNAVAILABLE, "recv: %s", rdma_code_name(r->code));
+  close(port);
 }
 
 /* A message that was never sent says what the tries to connect met, as a receive by name does. */
@@ -123,7 +125,7 @@ static void messages_tell_why_there_is_no_connection(void) {
   char address[64], text[1024], byte;
   rdma_mgr_t *m = mgr_new("alpha", NULL);
   rdma_msg_options_t options;
-  free_port(address);
+  int port = nobodys_port(address);
   CHECK_OK(rdma_mgr_add_peer(m, "beta", address));
   CHECK_OK(rdma_msg_options_init(&options, sizeof options));
   options.timeout_ms = 400;
@@ -136,6 +138,7 @@ static void messages_tell_why_there_is_no_connection(void) {
   rdma_last_error(text, sizeof text);
   CHECK_HAS(text, "cannot connect to 'beta'");
   CHECK_HAS(text, "no message came");
+  close(port);
 }
 
 static void unknown_peer(void) {
