@@ -2386,7 +2386,7 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  *
  * A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
  * their deadline; see rdma_msg_room. What is short and has waited for 20 ms is offered, so that a receive finds it whatever lies before
- * it, and costs several times as much as where there is room, up to 1 KiB, and some thirty times as much beyond: who sends thousands of small messages to one receiver paces himself by
+ * it, and costs more than where there is room, beyond 1 KiB some thirty times as much: who sends thousands of small messages to one receiver paces himself by
  * rdma_msg_room and rdma_msg_on_room. Messages to oneself are not held back. Of messages that no receive has met 65,536 at most, with 8 MiB of headers and lengths of parts, are offered on a
  * connection beside those that went at once: what is sent then waits here, and the peer knows nothing of it, so
  * that a receive for a later message alone is met by none until earlier ones are received. If the connection ends, what was reported as ended may be lost;
