@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
 use rdma_transport::bootstrap::AddressBlob;
-use rdma_transport::config::Config;
+use rdma_transport::config::{Config, Progress};
+use rdma_transport::engine::front::pair::PairState;
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::{Manager, Timeout};
 use rdma_transport::status::{Code, Reason, Status};
@@ -338,6 +339,55 @@ fn an_end_of_a_pair_hears_that_the_other_has_ended_before_it_was_connected() {
             here.destroy().unwrap();
         }
     }
+}
+
+/// The other end has connected, has said what it had to say, and has ended, before this one has looked again at the connection: by what comes
+/// with that it hears more than by its own dial, at whose end there is nobody any more.
+#[test]
+fn a_connection_that_has_come_counts_more_than_a_dial_that_finds_nobody() {
+    let mut connected = 0;
+    for stop in 0..8 {
+        let manual = |name: &str| {
+            let (provider, progress) = (Some(ProviderKind::Tcp), Progress::Manual);
+            let config = Config { name: name.into(), provider, progress, ..Config::default() };
+            Manager::new(config).unwrap()
+        };
+        let ends = [manual("a"), manual("b")];
+        let pairs = pairs_of(&ends, 1);
+        let [(first, to_first), (second, to_second)] = &pairs[0];
+        ends[0].pair_connect(*first, to_second, None).unwrap();
+        ends[1].pair_connect(*second, to_first, None).unwrap();
+        let [ends, here] = ends;
+        let turns = |m: &Manager, n: u32| {
+            for _ in 0..n {
+                m.progress().unwrap();
+                thread::sleep(Duration::from_micros(300));
+            }
+        };
+        for _ in 0..stop {
+            turns(&ends, 6);
+            here.progress().unwrap();
+        }
+        turns(&ends, 6);
+        let came = ends.peer_info("b").unwrap().channels > 0;
+        connected += u32::from(came);
+        ends.destroy().unwrap();
+        drop(ends);
+        thread::sleep(Duration::from_millis(30));
+        // A call begins the dial that is due.
+        here.pair_connect(*second, to_first, None).unwrap();
+        let begun = Instant::now();
+        let status = loop {
+            if let PairState::Broken(status) = here.pair_facts(*second).unwrap().state {
+                break status;
+            }
+            assert!(begun.elapsed() < LONG, "{stop}: nobody tells");
+            here.progress().unwrap();
+        };
+        assert_eq!(status.message.contains("cannot connect"), !came, "{stop}: {status}");
+        here.destroy().unwrap();
+    }
+    assert!(connected > 0, "nobody connects in so few turns");
 }
 
 /// Where those who are to dial cannot, the others do, in the second half of a wait that is shorter than two seconds.

@@ -156,6 +156,15 @@ impl Conn {
         self.hs.said_ready()
     }
 
+    /// A peer of this name may take the handshake for finished, and what it has said since may be on the way.
+    pub(super) fn is_with(&self, name: &str) -> bool {
+        match &self.phase {
+            Phase::Opening(_, hello) => hello.name == name,
+            Phase::Handshaking => self.said_ready() && self.hs.is_with(name),
+            _ => false,
+        }
+    }
+
     /// It has not said HELLO.
     pub(super) fn is_silent(&self) -> bool {
         matches!(self.phase, Phase::Handshaking) && self.hs.is_anonymous()

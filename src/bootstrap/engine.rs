@@ -100,6 +100,11 @@ impl Bootstrap {
         &self.shared.identity
     }
 
+    /// Whether a peer of this name has connected as far as it can tell, though not yet for this side.
+    pub fn is_expecting(&self, name: &str) -> bool {
+        self.entries.values().any(|e| e.dial.is_none() && e.conn.is_with(name))
+    }
+
     /// An epoll descriptor, readable when a socket of the handshakes needs `poll`.
     pub fn fd(&self) -> RawFd {
         self.epoll.as_raw_fd()

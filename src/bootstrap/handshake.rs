@@ -326,6 +326,11 @@ impl Handshake {
         self.peer.is_none()
     }
 
+    /// The peer has introduced itself by this name.
+    pub(super) fn is_with(&self, name: &str) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.name == name)
+    }
+
     /// The peer has proved that it knows the secret. Without a secret nobody has proved anything.
     pub(super) fn has_proved(&self) -> bool {
         self.proved

@@ -413,35 +413,42 @@ impl Core {
         self.boot.poll(Instant::now(), gate, &mut events);
         self.timed |= self.boot.pending() != pending;
         let count = events.len() as u32;
+        // A peer that connects and ends at once is heard before a dial finds that it is gone.
+        for event in events.extract_if(.., |event| matches!(event, BootEvent::Ready { .. })) {
+            self.on_boot(event);
+        }
         for event in events.drain(..) {
-            match event {
-                BootEvent::Ready { token, hello, kind, reason, ep, sock, addr, .. } => {
-                    let dialled = token.and_then(rails::rail_of);
-                    if dialled.is_some() || hello.rail {
-                        self.rail_ready(dialled, &hello, (kind, ep), sock);
-                        continue;
-                    }
-                    self.hear_older(&hello.name);
-                    let text = addr.to_string();
-                    self.ready(token, &hello, (kind, ep), reason, sock, text);
-                }
-                BootEvent::Failed { token, status, .. } if rails::rail_of(token).is_some() => {
-                    self.rail_failed(token as u32, &status)
-                }
-                BootEvent::Failed { token, status, retryable, met, tried } => {
-                    self.dial_failed(token as u32, status, retryable, (met, tried))
-                }
-                BootEvent::Rejected { addr, status, left } => {
-                    let from = addr.map_or_else(|| "?".to_owned(), |a| a.to_string());
-                    // A peer that leaves is nothing to look at.
-                    let text = format_args!("a connection from {from} was turned away: {status}");
-                    if left { log::debug(text) } else { log::warn(text) }
-                }
-            }
+            self.on_boot(event);
         }
         self.boot_events = events;
         log::settle();
         count
+    }
+
+    fn on_boot(&mut self, event: BootEvent) {
+        match event {
+            BootEvent::Ready { token, hello, kind, reason, ep, sock, addr, .. } => {
+                let dialled = token.and_then(rails::rail_of);
+                if dialled.is_some() || hello.rail {
+                    return self.rail_ready(dialled, &hello, (kind, ep), sock);
+                }
+                self.hear_older(&hello.name);
+                let text = addr.to_string();
+                self.ready(token, &hello, (kind, ep), reason, sock, text);
+            }
+            BootEvent::Failed { token, status, .. } if rails::rail_of(token).is_some() => {
+                self.rail_failed(token as u32, &status)
+            }
+            BootEvent::Failed { token, status, retryable, met, tried } => {
+                self.dial_failed(token as u32, status, retryable, (met, tried))
+            }
+            BootEvent::Rejected { addr, status, left } => {
+                let from = addr.map_or_else(|| "?".to_owned(), |a| a.to_string());
+                // A peer that leaves is nothing to look at.
+                let text = format_args!("a connection from {from} was turned away: {status}");
+                if left { log::debug(text) } else { log::warn(text) }
+            }
+        }
     }
 
     /// Takes what the epoll set reported.

@@ -230,6 +230,10 @@ impl Core {
         if Core::is_unnamed(peer) {
             return self.not_met(peer, status, retryable);
         }
+        let Some(name) = self.engine.peer(peer).map(|p| p.name.clone()) else { return };
+        // It listens no more, and has connected: that is looked at first, and then it is dialled again.
+        let came = met == Met::Nobody && self.boot.is_expecting(&name);
+        let met = if came { Met::Unclear } else { met };
         let died = self.world.routes.get_mut(peer).is_some_and(|route| match met {
             Met::Unclear => false,
             Met::Broken => {
@@ -243,7 +247,6 @@ impl Core {
             true => (Status::gone(format!("it ended while connecting: {}", status.message)), false),
             false => (status, retryable),
         };
-        let Some(name) = self.engine.peer(peer).map(|p| p.name.clone()) else { return };
         log::info(format_args!("connecting to peer '{name}' failed: {status}"));
         let began = self.world.routes.get_mut(peer).and_then(|r| r.dialled.take());
         trace_connect(&self.world.trace, &name, "", began, status.code);

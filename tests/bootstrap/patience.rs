@@ -117,3 +117,25 @@ fn until_one_is_ready_to_finish(a: &mut Node, b: &mut Node) {
         }
     }
 }
+
+/// Who has been told READY may take itself for connected, and is expected until it is heard or has left.
+#[test]
+fn who_may_take_itself_for_connected_is_expected() {
+    for kind in [Shm, Tcp] {
+        let (mut a, mut b) = two_of(kind);
+        // The endpoint of the one who answers: by shm it connects before READY, by tcp after it.
+        drive(&mut [&mut a, &mut b], |n| n[1].neg.created > 0);
+        assert!(!b.boot.is_expecting("a"), "{kind:?}: it has not been told");
+        b.neg.never_connected = BTreeSet::from([Tcp]);
+        a.neg.patience = 1000;
+        drive(&mut [&mut a, &mut b], |n| n[1].boot.is_expecting("a"));
+        assert!(b.events.is_empty() && !b.boot.is_expecting("b") && !a.boot.is_expecting("b"));
+        drop(a);
+        drive(&mut [&mut b], |n| n[0].boot.pending() == 0 || kind == Tcp);
+        // What a socket of tcp has brought is heard once its endpoint is there.
+        assert_eq!(b.boot.is_expecting("a"), kind == Tcp);
+        b.neg.never_connected.clear();
+        drive(&mut [&mut b], |n| !n[0].events.is_empty());
+        assert!(!b.boot.is_expecting("a") && b.ready().is_some() == (kind == Tcp), "{kind:?}");
+    }
+}
