@@ -12,6 +12,7 @@ use crate::user::UserBytes;
 use crate::wire::Reader;
 
 mod buffers;
+mod flags;
 mod pairs;
 mod rails;
 mod read;

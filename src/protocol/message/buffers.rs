@@ -88,6 +88,16 @@ pub(super) fn put(out: &mut Vec<u8>, m: &BufferMessage) {
     }
 }
 
+/// Flags that a message of this type may have.
+pub(super) fn flags(kind: u8, flags: u8) -> u8 {
+    match kind {
+        BUFFER_RESPONSE if flags & F_GIVEN != 0 => F_GIVEN | F_REGIONS,
+        BUFFER_RESPONSE => F_GIVEN,
+        TENSOR_WRITE => F_SAME,
+        _ => 0,
+    }
+}
+
 pub(super) fn get<'a>(r: &mut Reader<'a>, kind: u8, flags: u8) -> Result<Message<'a>, Status> {
     let number = r.u32()?;
     Ok(Message::Buffer(match kind {

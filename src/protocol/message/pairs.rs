@@ -93,6 +93,15 @@ pub(super) fn put(out: &mut Vec<u8>, m: &PairMessage<'_>) {
     }
 }
 
+/// Flags that a message of this type may have.
+pub(super) fn flags(kind: u8) -> u8 {
+    match kind {
+        SLOT_OPEN => F_REGIONS,
+        SLOT_CHECKED => 1,
+        _ => 0,
+    }
+}
+
 pub(super) fn get<'a>(r: &mut Reader<'a>, kind: u8, flags: u8) -> Result<Message<'a>, Status> {
     Ok(Message::Pair(match kind {
         PAIR_HELLO => PairMessage::Hello { to: r.u64()?, from: r.u64()? },

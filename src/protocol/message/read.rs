@@ -222,6 +222,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         rails::FIRST..=rails::LAST => rails::get(&mut r, kind)?,
         other => return Err(Status::invalid(format!("message type {other} is not known"))),
     };
+    flags::check(kind, flags, r.remaining())?;
     Ok((message, credits))
 }
 
@@ -295,4 +296,7 @@ pub fn fuzz_message(bytes: &[u8]) {
     encode(&message, &mut out);
     out.extend_from_slice(tail(&message));
     assert_eq!(decode(&out), Ok((message, 0)));
+    // There is one way to say it.
+    out[CREDITS_AT..HEADER_LEN].copy_from_slice(&credits.to_le_bytes());
+    assert_eq!(out, bytes);
 }

@@ -24,8 +24,8 @@ fn offer(source: Option<Place>) -> MsgOffer<'static> {
     MsgOffer { envelope: ENVELOPE, response: 9, nbytes: 1 << 40, source, limit, extra }
 }
 
-#[test]
-fn round_trips() {
+/// One of each kind, and some more.
+fn with_all(look: impl Fn(&[Message<'_>])) {
     let one = Place { addr: 0x1234_5678_9abc_def0, rkeys: Keys::one(42) };
     let mut several = one.clone();
     assert!(several.rkeys.push(9, 43) && several.rkeys.push(u64::MAX, 44));
@@ -172,15 +172,49 @@ fn round_trips() {
         Message::Rail(RailMessage::Joined { nonce: [3; 16] }),
         Message::Rail(RailMessage::End { nonce: [4; 16] }),
     ];
-    let mut out = Vec::new();
-    for m in &all {
-        encode(m, &mut out);
-        out.extend_from_slice(tail(m));
-        out[CREDITS_AT] = 3;
-        assert_eq!(decode(&out).unwrap(), (m.clone(), 3), "{m:?}");
-        for cut in 0..out.len() {
-            let _ = decode(&out[..cut]);
+    look(&all);
+}
+
+#[test]
+fn round_trips() {
+    with_all(|all| {
+        let mut out = Vec::new();
+        for m in all {
+            encode(m, &mut out);
+            out.extend_from_slice(tail(m));
+            out[CREDITS_AT] = 3;
+            assert_eq!(decode(&out).unwrap(), (m.clone(), 3), "{m:?}");
+            for cut in 0..out.len() {
+                let _ = decode(&out[..cut]);
+            }
         }
+    });
+}
+
+/// What a message is not known to have is refused, and not passed over: there is one way to write it.
+#[test]
+fn what_a_message_does_not_have_is_refused() {
+    with_all(|all| {
+        let mut out = Vec::new();
+        for m in all {
+            encode(m, &mut out);
+            out.extend_from_slice(tail(m));
+            for flags in 0..=u8::MAX {
+                let mut other = out.clone();
+                other[1] = flags;
+                fuzz_message(&other);
+            }
+            out.push(0);
+            fuzz_message(&out);
+        }
+    });
+    for (bytes, why) in [
+        (&[MSG_MATCHED, 0, 0, 0, 1, 0, 0, 0, 9, 9][..], "2 bytes more than it has"),
+        (&[GET_DONE, 255, 0, 0, 1, 0, 0, 0], "flags 0xff, 0x1 are known"),
+        (&[PING, 4, 0, 0], "flags 0x4, 0x0 are known"),
+    ] {
+        let status = decode(bytes).unwrap_err();
+        assert!(status.message.ends_with(why), "{status}");
     }
 }
 

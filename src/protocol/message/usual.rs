@@ -3,6 +3,7 @@
 //! A request without exposed memory and checksum, content without checksum, and few dimensions in either. What is not so,
 //! or is malformed, goes the way of all messages ([`decode`](super::decode)), which says what is wrong.
 
+use super::flags::{OF_CONTENT, OF_MSG, of_request};
 use super::{
     CREDITS_AT, Content, Envelope, Extra, F_ACTIVE, F_ANY_LEN, F_META, F_PIPELINE, F_ROOM, F_SAME,
     F_SYNC, F_USER, HEADER_LEN, MAX_KEY_LEN, MAX_USER, MSG, MSG_MATCHED, Meta, Request,
@@ -360,7 +361,8 @@ pub fn whole_msg(bytes: &[u8]) -> Option<(WholeMsg<'_>, u16)> {
     let (&[MSG, flags, c0, c1], rest) = bytes.split_first_chunk::<HEADER_LEN>()? else {
         return None;
     };
-    let msg = get_msg(&mut Reader::new(rest), flags).ok()?;
+    let known = flags & !OF_MSG == 0;
+    let msg = get_msg(&mut Reader::new(rest), flags).ok().filter(|_| known)?;
     Some((msg, u16::from_le_bytes([c0, c1])))
 }
 
@@ -369,7 +371,8 @@ pub fn whole_request(bytes: &[u8]) -> Option<(Request<'_>, u16)> {
     let (&[TENSOR_REQUEST, flags, c0, c1], rest) = bytes.split_first_chunk::<HEADER_LEN>()? else {
         return None;
     };
-    let request = get_request(&mut Reader::new(rest), flags).ok()?;
+    let known = flags & !of_request(flags) == 0;
+    let request = get_request(&mut Reader::new(rest), flags).ok().filter(|_| known)?;
     Some((request, u16::from_le_bytes([c0, c1])))
 }
 
@@ -378,7 +381,8 @@ pub fn whole_content(bytes: &[u8]) -> Option<(Content<'_>, u16)> {
     let (&[TENSOR_CONTENT, flags, c0, c1], rest) = bytes.split_first_chunk::<HEADER_LEN>()? else {
         return None;
     };
-    let content = get_content(&mut Reader::new(rest), flags).ok()?;
+    let known = flags & !OF_CONTENT == 0;
+    let content = get_content(&mut Reader::new(rest), flags).ok().filter(|_| known)?;
     Some((content, u16::from_le_bytes([c0, c1])))
 }
 
@@ -396,7 +400,7 @@ pub(super) fn get_msg<'a>(r: &mut Reader<'a>, flags: u8) -> Result<WholeMsg<'a>,
 /// Reads the number of a MSG_MATCHED, with the credits that it returns.
 pub fn matched(bytes: &[u8]) -> Option<(u32, u16)> {
     match *bytes {
-        [MSG_MATCHED, _, c0, c1, n0, n1, n2, n3, ..] => {
+        [MSG_MATCHED, 0, c0, c1, n0, n1, n2, n3] => {
             Some((u32::from_le_bytes([n0, n1, n2, n3]), u16::from_le_bytes([c0, c1])))
         }
         _ => None,
