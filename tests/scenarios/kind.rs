@@ -75,7 +75,7 @@ pub enum Kind {
 }
 
 /// A message, which may have a checksum behind it.
-fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
+pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
     let inner = &bytes[..bytes.len().saturating_sub(rdma_transport::engine::seal::TRAILER)];
     message::decode(bytes).or_else(|_| message::decode(inner))
 }

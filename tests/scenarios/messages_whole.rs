@@ -9,7 +9,7 @@ use rdma_transport::status::Code;
 
 use super::common::memory::content;
 use super::common::net::NetEvent;
-use super::kind::Kind;
+use super::kind::{Kind, decode};
 use super::messages::{ALL, ANY, Post, TAG, code};
 use super::messages_more::{active, end, handler};
 use super::messages_waits::with_beside;
@@ -32,7 +32,7 @@ fn offered(setup: Setup, (len, from, given): (u64, u32, bool)) -> (Post, usize) 
 /// What node S's offer says: its number, and how many bytes of content came with it.
 fn said(p: &Post) -> (u32, Option<usize>) {
     let offer = p.s.arrived.iter().find(|(n, k, _)| (*n, *k) == (S, Kind::MsgOffer));
-    match message::decode(&offer.expect("an offer").2) {
+    match decode(&offer.expect("an offer").2) {
         Ok((Message::MsgOffer(MsgOffer { response, extra, .. }), _)) => {
             (response, extra.first.map(<[u8]>::len))
         }
