@@ -48,15 +48,19 @@ impl<A: smallvec::Array> Grows for smallvec::SmallVec<A> {
 pub fn grow(of: &mut impl Grows, more: usize, what: &str) -> Result<(), Status> {
     match of.fits(more) {
         true => Ok(()),
-        false => {
-            Err(Status::new(Code::ResourceExhausted, format!("no memory for {more} more {what}")))
-        }
+        false => Err(lacking(format_args!("no memory for {more} more {what}"))),
     }
+}
+
+/// There is no memory, and perhaps none for all of this text.
+#[cold]
+fn lacking(text: fmt::Arguments<'_>) -> Status {
+    Status::new(Code::ResourceExhausted, said(text))
 }
 
 /// There is no memory for so many bytes of something.
 pub fn none(len: usize, what: &str) -> Status {
-    Status::new(Code::ResourceExhausted, format!("no memory for {len} bytes of {what}"))
+    lacking(format_args!("no memory for {len} bytes of {what}"))
 }
 
 /// An empty vector with room for just so many bytes.

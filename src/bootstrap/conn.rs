@@ -410,7 +410,9 @@ impl Conn {
         let sock = stream.convert();
         if attempt.kind != ProviderKind::Tcp {
             let Attempt { kind, ep, reason, .. } = attempt;
-            return Ok(Some(Success { hello, kind, reason, ep, sock: Some(sock) }));
+            // Within a process an endpoint tells by itself that the other has ended.
+            let sock = (kind != ProviderKind::Loopback).then_some(sock);
+            return Ok(Some(Success { hello, kind, reason, ep, sock }));
         }
         let (kind, ep) = (attempt.kind, attempt.ep);
         let remote = attempt.remote.clone().unwrap_or_default();

@@ -191,7 +191,7 @@ pub enum BootEvent {
         reason: String,
         /// The endpoint.
         ep: EpId,
-        /// Kept open, it tells by its end that the peer is gone. `None` for tcp, which took it.
+        /// Kept open, it tells by its end that the peer is gone. `None` for tcp, which took it, and for loopback, where it would tell nothing more.
         sock: Option<Local<OwnedFd>>,
         /// This side connected.
         initiator: bool,

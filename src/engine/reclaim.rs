@@ -48,7 +48,7 @@ impl Range {
     }
 
     fn status(&self, named: &Named, what: &str) -> Status {
-        self.unregistered(format_args!("{what} {named}"))
+        self.unregistered(format_args!("{what}{named}"))
     }
 
     /// Why what lies in it ends.
@@ -132,7 +132,7 @@ impl Engine {
         let (withdrawn, whole) = self.table.withdraw(|tensor| range.holds(tensor));
         for (key, step, sent) in withdrawn {
             let named = Named { key, step, ..Named::default() };
-            let status = range.status(&named, "the tensor");
+            let status = range.status(&named, "the tensor ");
             let info = self.info(None, None, Protocol::Auto);
             self.end_send(fx, sent.done, Err(status), info);
         }
@@ -164,7 +164,7 @@ impl Engine {
             self.requests.next(&mut at, |r| r.uses(range, messages) != Use::No)
         } {
             let Some(r) = self.requests.get(index) else { continue };
-            let status = range.status(&r.named, "the receive of");
+            let status = range.status(&r.named, "the receive of ");
             self.end(fx, index, status);
             let busy = |r: &&Request| r.uses(range, &self.messages) == Use::Busy;
             let left = self.requests.get(index).filter(busy);
@@ -182,7 +182,8 @@ impl Engine {
             self.responses.next(&mut at, |r| r.uses(range, messages) != Use::No)
         } {
             let Some(r) = self.responses.get_mut(index) else { continue };
-            let status = range.status(&r.named, "the tensor");
+            let what = if r.is_message() { "" } else { "the tensor " };
+            let status = range.status(&r.named, what);
             let ch = r.asked.to.ch;
             if r.uses(range, &self.messages) == Use::Copied {
                 // Left by its receiver, it would be a tensor again that lies there.

@@ -96,7 +96,7 @@ fn each_provider_connects() {
         assert_eq!(ra.hello.name, "b");
         assert_eq!(&rb.hello.identity, a.boot.identity());
         assert_eq!(rb.hello.addrs, a.boot.addresses());
-        assert_eq!(ra.sock.is_none(), kind == Tcp);
+        assert_eq!(ra.sock.is_none(), [Tcp, Loopback].contains(&kind));
         assert_eq!(a.neg.remotes[&ra.ep.0].len(), 64);
         assert_eq!(b.neg.remotes[&rb.ep.0].len(), MAX_ENDPOINT_ADDRESS);
         if kind == Tcp {

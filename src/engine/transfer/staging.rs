@@ -129,7 +129,7 @@ impl Engine {
         let result = r.ended.take().map_or(result, Err);
         if cancelled {
             self.send(fx, ch, &Message::CancelAck { index: request }, &[]);
-            let status = Status::new(Code::Cancelled, "the receiver no longer wants the tensor");
+            let status = Status::new(Code::Cancelled, "the receiver no longer wants what was sent");
             self.end_response(fx, index, Err(status.because(Reason::RemoteError)));
         } else {
             match result {

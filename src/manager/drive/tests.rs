@@ -49,7 +49,7 @@ fn r01_a_wake_up_that_nobody_needed_is_taken_back() {
 #[test]
 fn r01_what_is_heard_before_a_peers_end_wakes_the_caller_that_drives() {
     let [a, b] = ["a", "b"].map(|name| {
-        let (name, provider) = (name.into(), Some(ProviderKind::Loopback));
+        let (name, provider) = (name.into(), Some(ProviderKind::Shm));
         Manager::new(Config { name, provider, progress: Progress::Manual, ..Config::default() })
             .unwrap()
     });
@@ -79,7 +79,7 @@ fn r01_what_is_heard_before_a_peers_end_wakes_the_caller_that_drives() {
         let peer = core.engine.find_peer("b").and_then(|peer| core.engine.peer(peer)).unwrap();
         let ch = peer.channels[0];
         let alive = core.world.connections.get(ch).unwrap().alive.as_ref().unwrap().as_raw_fd();
-        let adapter = core.world.adapters[ProviderKind::Loopback as usize].as_ref().unwrap();
+        let adapter = core.world.adapters[ProviderKind::Shm as usize].as_ref().unwrap();
         for fd in [alive, adapter.fd().unwrap()] {
             core.world.epoll.remove(fd);
         }

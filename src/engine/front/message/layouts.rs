@@ -108,7 +108,7 @@ impl Beside {
         lens.extend(extra.parts.iter().map(|n| u64::from_le_bytes(*n)));
         let first = extra.first.map(|first| crate::room::copy(first, "content"));
         let (active, first, kept) = (extra.active, first.transpose()?, None);
-        Ok(Box::new(Beside { user, lens, parts, active, first, kept }))
+        crate::room::boxed(Beside { user, lens, parts, active, first, kept }, "a message")
     }
 
     /// Whether the first bytes of so many are all.
