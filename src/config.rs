@@ -190,7 +190,7 @@ impl Config {
             range(what, secret.len() as i128, 1, MAX_SECRET_LEN as i64)?;
         }
         if let Err(allowed) = table::forced(self.protocol, |e| e.name.into()) {
-            let text = format!("protocol is {}, allowed are {allowed}", self.protocol);
+            let text = text!("protocol is {}, allowed are {allowed}", self.protocol);
             return Err(Status::invalid(text));
         }
         let most = MAX_TIMEOUT_MS as i64;
@@ -261,7 +261,7 @@ const SHM_COPIES: [&str; 3] = ["pool", "cma", "ring"];
 pub fn range(what: &str, value: i128, min: i64, max: i64) -> Result<i64, Status> {
     match i64::try_from(value) {
         Ok(n) if (min..=max).contains(&n) => Ok(n),
-        _ => Err(Status::invalid(format!("{what} is {value}, allowed are {min} to {max}"))),
+        _ => Err(Status::invalid(text!("{what} is {value}, allowed are {min} to {max}"))),
     }
 }
 
@@ -269,7 +269,7 @@ pub fn range(what: &str, value: i128, min: i64, max: i64) -> Result<i64, Status>
 pub fn check_mtu(what: &str, value: i128) -> Result<u32, Status> {
     match u32::try_from(value) {
         Ok(mtu) if mtu == 0 || MTUS.contains(&mtu) => Ok(mtu),
-        _ => Err(Status::invalid(format!(
+        _ => Err(Status::invalid(text!(
             "{what} is {value}, allowed are 0 (the active MTU), 256, 512, 1024, 2048, 4096"
         ))),
     }
@@ -278,7 +278,7 @@ pub fn check_mtu(what: &str, value: i128) -> Result<u32, Status> {
 /// Checks a word against the allowed ones.
 fn choice<'a>(what: &str, value: &str, allowed: &[&'a str]) -> Result<&'a str, Status> {
     allowed.iter().copied().find(|&word| word == value).ok_or_else(|| {
-        Status::invalid(format!("{what} is {value:?}, allowed are {}", allowed.join(", ")))
+        Status::invalid(text!("{what} is {value:?}, allowed are {}", allowed.join(", ")))
     })
 }
 
@@ -286,10 +286,10 @@ fn choice<'a>(what: &str, value: &str, allowed: &[&'a str]) -> Result<&'a str, S
 fn text(what: &str, value: &str, max: usize) -> Result<(), Status> {
     if value.is_empty() || value.len() > max {
         let len = value.len();
-        return Err(Status::invalid(format!("{what} has {len} bytes, allowed are 1 to {max}")));
+        return Err(Status::invalid(text!("{what} has {len} bytes, allowed are 1 to {max}")));
     }
     if value.contains('\0') {
-        return Err(Status::invalid(format!("{what} {value:?} contains a NUL byte")));
+        return Err(Status::invalid(text!("{what} {value:?} contains a NUL byte")));
     }
     Ok(())
 }
@@ -297,7 +297,7 @@ fn text(what: &str, value: &str, max: usize) -> Result<(), Status> {
 /// Checks the form of an address, as it is for all that listens; the host is resolved when listening.
 fn check_listen(what: &str, address: &str) -> Result<(), Status> {
     text(what, address, MAX_LISTEN_LEN)?;
-    let bad = |why: Status| Status::invalid(format!("{what}: {}", why.into_message()));
+    let bad = |why: Status| Status::invalid(text!("{what}: {}", why.into_message()));
     crate::bootstrap::split(address).map(drop).map_err(bad)
 }
 

@@ -15,9 +15,17 @@ pub struct Counted<T> {
     _owns: PhantomData<One<T>>,
 }
 
-struct One<T> {
+/// A value with how many have it.
+pub(crate) struct One<T> {
     count: AtomicUsize,
     value: T,
+}
+
+impl<T> One<T> {
+    /// One that lasts, for [`Counted::of_fixed`].
+    pub(crate) const fn fixed(value: T) -> One<T> {
+        One { count: AtomicUsize::new(1), value }
+    }
 }
 
 // SAFETY: as for `Arc`: whoever has a clone may read the value, and may be the one to drop it.
@@ -30,6 +38,27 @@ impl<T> Counted<T> {
     pub fn new(value: T, what: &str) -> Result<Counted<T>, Status> {
         let one = room::boxed(One { count: AtomicUsize::new(1), value }, what)?;
         Ok(Counted { one: NonNull::from(Box::leak(one)), _owns: PhantomData })
+    }
+
+    /// The same; `None`: there is no memory.
+    pub(crate) fn try_new(value: T) -> Option<Counted<T>> {
+        let one = room::try_boxed(One { count: AtomicUsize::new(1), value })?;
+        Some(Counted { one: NonNull::from(Box::leak(one)), _owns: PhantomData })
+    }
+
+    /// One more owner of what lasts: the first one never goes, so that it is not dropped.
+    pub(crate) fn of_fixed(one: &'static One<T>) -> Counted<T> {
+        one.count.fetch_add(1, Ordering::Relaxed);
+        Counted { one: NonNull::from(one), _owns: PhantomData }
+    }
+
+    /// It, if nobody else has it.
+    pub(crate) fn get_mut(this: &mut Counted<T>) -> Option<&mut T> {
+        if this.one().count.load(Ordering::Acquire) != 1 {
+            return None;
+        }
+        // SAFETY: this is the only owner, as `Acquire` sees, and it is borrowed for as long; what is fixed has one more owner always.
+        Some(unsafe { &mut this.one.as_mut().value })
     }
 
     /// How many have it.
@@ -71,6 +100,14 @@ impl<T> Deref for Counted<T> {
         &self.one().value
     }
 }
+
+impl<T: PartialEq> PartialEq for Counted<T> {
+    fn eq(&self, other: &Counted<T>) -> bool {
+        **self == **other
+    }
+}
+
+impl<T: Eq> Eq for Counted<T> {}
 
 impl<T: fmt::Debug> fmt::Debug for Counted<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -31,7 +31,7 @@ const PARTS: [&str; 5] = ["src_device", "src_incarnation", "dst_device", "edge_n
 /// Takes a key apart. Everything TensorFlow rejects is rejected, with the part that is wrong.
 pub fn parse(key: &[u8]) -> Result<ParsedKey<'_>, Status> {
     if key.is_empty() || key.len() > MAX_KEY_LEN {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "key has {} bytes, allowed are 1 to {MAX_KEY_LEN}",
             key.len()
         )));
@@ -45,7 +45,7 @@ pub fn parse(key: &[u8]) -> Result<ParsedKey<'_>, Status> {
         count += 1;
     }
     if count != PARTS.len() {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "key \"{}\" has {count} parts separated by ';', expected are 5: {}",
             show(key),
             PARTS.join(";")
@@ -71,7 +71,7 @@ pub fn build(parts: &ParsedKey<'_>) -> Result<Vec<u8>, Status> {
         .iter()
         .fold(incarnation.len() + tail.len() + 1, |sum, &n| sum.saturating_add(n));
     if len > MAX_KEY_LEN {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "the key would have {len} bytes, allowed are 1 to {MAX_KEY_LEN}"
         )));
     }
@@ -88,7 +88,7 @@ pub fn build(parts: &ParsedKey<'_>) -> Result<Vec<u8>, Status> {
 /// A full device name is a list of `/field:value`; what the fields are is the runtime's business.
 fn check_device(what: &str, name: &[u8]) -> Result<(), Status> {
     let bad = |why: &str| {
-        Status::invalid(format!(
+        Status::invalid(text!(
             "{what} \"{}\" {why}, expected is like /job:worker/replica:0/task:0/device:CPU:0",
             show(name)
         ))
@@ -114,14 +114,14 @@ fn check_edge(name: &[u8]) -> Result<(), Status> {
         return Err(Status::invalid("edge_name is empty, expected is at least one byte"));
     }
     if name.contains(&b';') {
-        return Err(Status::invalid(format!("edge_name \"{}\" contains ';'", show(name))));
+        return Err(Status::invalid(text!("edge_name \"{}\" contains ';'", show(name))));
     }
     Ok(())
 }
 
 fn parse_hex(text: &[u8]) -> Result<u64, Status> {
     let bad = || {
-        Status::invalid(format!(
+        Status::invalid(text!(
             "src_incarnation \"{}\" is not a number of 1 to 16 hexadecimal digits",
             show(text)
         ))
@@ -137,14 +137,14 @@ fn parse_hex(text: &[u8]) -> Result<u64, Status> {
 
 fn parse_frame_iter(text: &[u8]) -> Result<(u64, u64), Status> {
     let Some(colon) = text.iter().position(|&b| b == b':') else {
-        return Err(Status::invalid(format!("frame:iter \"{}\" has no ':'", show(text))));
+        return Err(Status::invalid(text!("frame:iter \"{}\" has no ':'", show(text))));
     };
     Ok((parse_decimal("frame", &text[..colon])?, parse_decimal("iter", &text[colon + 1..])?))
 }
 
 fn parse_decimal(what: &str, text: &[u8]) -> Result<u64, Status> {
     let bad = || {
-        Status::invalid(format!(
+        Status::invalid(text!(
             "{what} \"{}\" is not a decimal number from 0 to {}",
             show(text),
             u64::MAX

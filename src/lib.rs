@@ -4,6 +4,11 @@
 //! The product is the C ABI in `include/rdma_transport.h`. The Rust items below are the engine
 //! behind it; they are public for the tests and benchmarks of this repository.
 
+/// A text for a person, as [`format!`] has it; where there is no memory for all of it, its beginning.
+macro_rules! text {
+    ($($arg:tt)*) => { $crate::room::said(format_args!($($arg)*)) };
+}
+
 pub mod api;
 pub mod bootstrap;
 mod bulk;

@@ -221,6 +221,12 @@ pub const LIMITS: &[Limit] = &[
         "the connection of the guest that has most of them ends",
     ),
     limit(
+        "tagged messages that no receive has met, with those offered",
+        Follows,
+        Number(CAPACITY),
+        "the connection by which one more comes is ended",
+    ),
+    limit(
         "further regions of the sources of these offers",
         Follows,
         Number(REGIONS),

@@ -93,26 +93,25 @@ fn encode(rank: usize, size: usize, blob: &[u8]) -> Result<Vec<u8>, Status> {
 /// Takes a stranger's value apart.
 fn decode(value: &[u8], rank: usize, size: usize) -> Result<AddressBlob, Status> {
     let bad = |why: String| {
-        let text = format!("what the store has of rank {rank} is no rank's value: {why}");
+        let text = text!("what the store has of rank {rank} is no rank's value: {why}");
         Status::new(Code::DataLoss, text)
     };
     let cut = |e: crate::wire::Truncated| bad(e.to_string());
     let mut r = Reader::new(value);
     if r.array().map_err(cut)? != MAGIC {
-        return Err(bad(format!("it begins with '{}'", shown::key(&value[..value.len().min(8)]))));
+        return Err(bad(text!("it begins with '{}'", shown::key(&value[..value.len().min(8)]))));
     }
     let version = r.u16().map_err(cut)?;
     if version != VERSION {
-        return Err(bad(format!("version {version}; this side reads {VERSION}")));
+        return Err(bad(text!("version {version}; this side reads {VERSION}")));
     }
     let (its_rank, its_size) = (r.u32().map_err(cut)? as usize, r.u32().map_err(cut)? as usize);
     if its_rank != rank {
-        return Err(bad(format!("it is of rank {its_rank}")));
+        return Err(bad(text!("it is of rank {its_rank}")));
     }
     if its_size != size {
-        let text = format!(
-            "rank {rank} says that there are {its_size} ranks, rank 0 that there are {size}"
-        );
+        let text =
+            text!("rank {rank} says that there are {its_size} ranks, rank 0 that there are {size}");
         return Err(Status::invalid(text));
     }
     AddressBlob::decode(r.rest()).map_err(|e| bad(e.into_message()))
@@ -131,7 +130,7 @@ fn about_keep(status: Status, keep: Duration) -> Status {
         return status;
     }
     let [least, most] = [MIN_TTL, MAX_TTL].map(|ttl| ttl.as_millis());
-    let text = format!(
+    let text = text!(
         "options.keep_ms is {}, allowed are 0 (60000) and {least} to {most}",
         keep.as_millis()
     );
@@ -149,7 +148,7 @@ impl<'a> Meeting<'a> {
         patience: Patience,
     ) -> Result<Meeting<'a>, Status> {
         if size == 0 || size > MESH_RANKS || rank >= size {
-            let text = format!(
+            let text = text!(
                 "rank is {rank} and size {size}, allowed are sizes of 1 to {MESH_RANKS}, and ranks below them"
             );
             return Err(Status::invalid(text));
@@ -360,7 +359,7 @@ impl<'a> Meeting<'a> {
     fn session_at(&self, patience: Patience) -> Result<Option<Life>, Status> {
         let Some(bytes) = self.find_at(SESSION, patience)? else { return Ok(None) };
         Life::try_from(&bytes[..]).map(Some).map_err(|_| {
-            let text = format!("what the store has as session is {} bytes, not 16", bytes.len());
+            let text = text!("what the store has as session is {} bytes, not 16", bytes.len());
             Status::new(Code::DataLoss, text)
         })
     }
@@ -410,7 +409,7 @@ impl<'a> Meeting<'a> {
         room::grow(&mut names, blobs.len(), "ranks")?;
         for (&rank, blob) in ranks.iter().zip(&blobs) {
             if let Some(other) = names.insert(&blob.name, rank) {
-                let text = format!(
+                let text = text!(
                     "ranks {other} and {rank} both have the name '{}'; names have to differ",
                     blob.name
                 );
@@ -437,12 +436,12 @@ impl<'a> Meeting<'a> {
             }
         };
         let (name, size) = (self.store.name(), self.size);
-        let text = format!("{name}: rank 0 of {size} ranks did not come in {time:.3} s{others}");
+        let text = text!("{name}: rank 0 of {size} ranks did not come in {time:.3} s{others}");
         Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline)
     }
 
     fn missing(&self, missing: &[usize]) -> Status {
-        let text = format!(
+        let text = text!(
             "{}: {} of {} ranks did not come in {:.3} s: {}",
             self.store.name(),
             missing.len(),
@@ -484,7 +483,7 @@ impl Mesh {
     /// The peer that is this rank.
     pub fn peer(&self, rank: usize) -> Result<Party, Status> {
         self.parties.get(rank).copied().ok_or_else(|| {
-            let text = format!("rank is {rank}, allowed are 0 to {}", self.parties.len() - 1);
+            let text = text!("rank is {rank}, allowed are 0 to {}", self.parties.len() - 1);
             Status::invalid(text)
         })
     }
@@ -492,7 +491,7 @@ impl Mesh {
     /// The rank that this peer is.
     pub fn rank(&self, party: Party) -> Result<usize, Status> {
         self.ranks.get(&party).copied().ok_or_else(|| {
-            Status::new(Code::NotFound, format!("peer {} is no rank of this mesh", party.handle()))
+            Status::new(Code::NotFound, text!("peer {} is no rank of this mesh", party.handle()))
         })
     }
 }

@@ -95,16 +95,14 @@ impl fmt::Debug for Name {
 #[cold]
 pub fn wrong(name: &str) -> Option<Status> {
     let control = name.chars().find(|c| c.is_control())?;
-    Some(Status::invalid(format!(
-        "name with control character {control:?}; allowed are all others"
-    )))
+    Some(Status::invalid(text!("name with control character {control:?}; allowed are all others")))
 }
 
 /// There is no peer of this name, or can be none.
 #[cold]
 pub fn unknown(name: &str) -> Status {
     wrong(name).unwrap_or_else(|| {
-        Status::new(Code::NotFound, format!("peer '{name}' is not known; add it first"))
+        Status::new(Code::NotFound, text!("peer '{name}' is not known; add it first"))
     })
 }
 

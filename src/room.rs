@@ -63,6 +63,11 @@ pub fn none(len: usize, what: &str) -> Status {
     lacking(format_args!("no memory for {len} bytes of {what}"))
 }
 
+/// Whether there is memory for so many bytes at this moment, for what would abort without it: another thread may take it, as a rule none does.
+pub fn is_there(bytes: usize) -> bool {
+    std::hint::black_box(Vec::<u8>::new()).try_reserve_exact(bytes).is_ok()
+}
+
 /// An empty vector with room for just so many bytes.
 pub fn vec(len: usize, what: &str) -> Result<Vec<u8>, Status> {
     let mut vec = Vec::new();
@@ -124,17 +129,19 @@ pub fn for_c(text: &str) -> Option<Vec<u8>> {
 
 /// One value on the heap.
 pub fn boxed<T>(value: T, what: &str) -> Result<Box<T>, Status> {
+    // What it holds is memory for the text of the error.
+    try_boxed(value).ok_or_else(|| none(size_of::<T>(), what))
+}
+
+/// The same; `None`: there is no memory, and the value is gone.
+pub(crate) fn try_boxed<T>(value: T) -> Option<Box<T>> {
     let mut one = Vec::new();
-    if one.try_reserve_exact(1).is_err() {
-        // What it holds is memory for the text of the error.
-        drop(value);
-        return Err(none(size_of::<T>(), what));
-    }
+    one.try_reserve_exact(1).ok()?;
     one.push(value);
     // Its capacity is its length, so nothing is allocated.
     let one: *mut [T] = Box::into_raw(one.into_boxed_slice());
     // SAFETY: a box of one `T` in a row, which has the layout of one `T`, and is given up.
-    Ok(unsafe { Box::from_raw(one.cast()) })
+    Some(unsafe { Box::from_raw(one.cast()) })
 }
 
 /// A text with a path of the application's in it, or another part as long: where there is no memory for all of it, as much of

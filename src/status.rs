@@ -1,8 +1,10 @@
 //! Status codes: the numbers of gRPC, absl and TensorFlow, with a message and a finer reason.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::ops::Deref;
+
+use crate::counted::{Counted, One};
+use crate::room::said;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $num:literal, $text:literal;)*) => {
@@ -31,6 +33,9 @@ macro_rules! codes {
                 match self { $(Code::$name => const { c(concat!($text, "\0")) },)* }
             }
         }
+
+        /// What there is no memory for: by code and reason, without a text.
+        static BARE: [[One<Parts>; REASONS]; [$($num),*].len()] = [$(bare(Code::$name)),*];
     };
 }
 
@@ -100,9 +105,10 @@ pub enum Reason {
 /// One word long: nearly every function may fail and nearly none does, and what comes back from each is looked at.
 ///
 /// Clones share what it says: the end of a step goes to all that wait in it, with a text that the application may have made
-/// as long as it likes, and a clone takes no memory.
+/// as long as it likes, and a clone takes no memory. Where there is no memory for a status it has its code and its reason, and
+/// as much of its text as there is memory for: to say what went wrong never ends the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status(Arc<Parts>);
+pub struct Status(Counted<Parts>);
 
 /// What a status is.
 #[derive(Debug, PartialEq, Eq)]
@@ -121,7 +127,7 @@ impl Clone for Parts {
     /// For a status that is changed while others share what it says. Where there is no memory for its text it has none.
     #[cold]
     fn clone(&self) -> Parts {
-        Parts { message: crate::room::said(format_args!("{}", self.message)), ..*self }
+        Parts { message: said(format_args!("{}", self.message)), ..*self }
     }
 }
 
@@ -135,48 +141,103 @@ impl Deref for Status {
     }
 }
 
-impl DerefMut for Status {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Parts {
-        Arc::make_mut(&mut self.0)
+/// How many reasons there are.
+const REASONS: usize = 9;
+
+const fn bare(code: Code) -> [One<Parts>; REASONS] {
+    use Reason::*;
+    const fn one(code: Code, reason: Reason) -> One<Parts> {
+        One::fixed(Parts { code, reason, errno: 0, message: String::new() })
+    }
+    [
+        one(code, None),
+        one(code, Cancelled),
+        one(code, Deadline),
+        one(code, PeerGone),
+        one(code, PeerStalled),
+        one(code, PeerRestarted),
+        one(code, StepAborted),
+        one(code, RemoteError),
+        one(code, LocalError),
+    ]
+}
+
+/// A text for a person, as it comes.
+pub trait Text {
+    /// It, or as much of it as there is memory for.
+    fn text(self) -> String;
+}
+
+impl Text for String {
+    fn text(self) -> String {
+        self
+    }
+}
+
+impl Text for &str {
+    fn text(self) -> String {
+        said(format_args!("{self}"))
     }
 }
 
 impl Status {
     /// A status without a finer reason.
     #[cold]
-    pub fn new(code: Code, message: impl Into<String>) -> Status {
-        Status(Arc::new(Parts { code, reason: Reason::None, errno: 0, message: message.into() }))
+    pub fn new(code: Code, message: impl Text) -> Status {
+        Status::of(Parts { code, reason: Reason::None, errno: 0, message: message.text() })
+    }
+    fn of(parts: Parts) -> Status {
+        let bare = &BARE[parts.code as usize][parts.reason as usize];
+        Status(Counted::try_new(parts).unwrap_or_else(|| Counted::of_fixed(bare)))
+    }
+    /// The same, changed.
+    fn change(mut self, change: impl FnOnce(&mut Parts)) -> Status {
+        if let Some(parts) = Counted::get_mut(&mut self.0) {
+            change(parts);
+            return self;
+        }
+        let mut parts = (*self.0).clone();
+        change(&mut parts);
+        Status::of(parts)
     }
     /// Its text alone.
-    pub fn into_message(self) -> String {
-        Arc::unwrap_or_clone(self.0).message
+    pub fn into_message(mut self) -> String {
+        match Counted::get_mut(&mut self.0) {
+            Some(parts) => std::mem::take(&mut parts.message),
+            None => said(format_args!("{}", self.message)),
+        }
     }
     /// The same with another text.
-    pub fn with_message(self, message: impl Into<String>) -> Status {
-        let mut status = Status::new(self.code, message).because(self.reason);
-        status.errno = self.errno;
-        status
+    pub fn with_message(self, message: impl Text) -> Status {
+        let message = message.text();
+        self.change(|parts| parts.message = message)
+    }
+    /// The same with another code.
+    pub fn with_code(self, code: Code) -> Status {
+        self.change(|parts| parts.code = code)
+    }
+    /// The same of a system call that failed with this.
+    fn with_errno(self, errno: i32) -> Status {
+        self.change(|parts| parts.errno = errno)
     }
     /// Whether a descriptor was refused, to this process or to all: that passes as others are closed.
     pub(crate) fn lacks_descriptors(&self) -> bool {
         matches!(self.errno, libc::EMFILE | libc::ENFILE)
     }
     /// The same with a reason.
-    pub fn because(mut self, reason: Reason) -> Status {
-        self.reason = reason;
-        self
+    pub fn because(self, reason: Reason) -> Status {
+        self.change(|parts| parts.reason = reason)
     }
     /// `InvalidArgument` with this text.
-    pub fn invalid(message: impl Into<String>) -> Status {
+    pub fn invalid(message: impl Text) -> Status {
         Status::new(Code::InvalidArgument, message)
     }
     /// `Unavailable` because the peer or the connection ended.
-    pub fn gone(message: impl Into<String>) -> Status {
+    pub fn gone(message: impl Text) -> Status {
         Status::new(Code::Unavailable, message).because(Reason::PeerGone)
     }
     /// `Internal` with this text.
-    pub fn internal(message: impl Into<String>) -> Status {
+    pub fn internal(message: impl Text) -> Status {
         Status::new(Code::Internal, message).because(Reason::LocalError)
     }
     /// A failed system call: "what: strerror", coded by errno. Whoever waits until a descriptor is ready does not come here with
@@ -210,18 +271,15 @@ impl Status {
                 _ => Code::Unavailable,
             },
         };
-        let mut status = Status::new(code, crate::room::said(format_args!("{what}: {err}")));
-        status.errno = err.raw_os_error().unwrap_or(0);
-        status
+        let status = Status::new(code, said(format_args!("{what}: {err}")));
+        status.with_errno(err.raw_os_error().unwrap_or(0))
     }
     /// The system's random generator gives nothing.
     pub(crate) fn random(err: getrandom::Error) -> Status {
         const WHAT: &str = "system's random generator";
         match err.raw_os_error() {
             Some(errno) => Status::os(WHAT, &std::io::Error::from_raw_os_error(errno)),
-            None => {
-                Status::new(Code::Unavailable, crate::room::said(format_args!("{WHAT}: {err}")))
-            }
+            None => Status::new(Code::Unavailable, said(format_args!("{WHAT}: {err}"))),
         }
     }
 }
@@ -242,13 +300,30 @@ mod tests {
     #[test]
     fn clones_share_one_text() {
         let first = Status::new(Code::Aborted, "x".repeat(65535)).because(Reason::StepAborted);
-        let mut other = first.clone();
+        let other = first.clone();
         assert_eq!(first.message.as_ptr(), other.message.as_ptr());
-        other.message.push('y');
-        assert_eq!((first.message.len(), other.message.len()), (65535, 65536));
+        let other = other.with_code(Code::Internal);
+        assert_eq!((first.code, other.code), (Code::Aborted, Code::Internal));
+        assert_eq!((first.message.len(), &other.message), (65535, &first.message));
         let third = first.clone().with_message("z");
         assert_eq!((third.code, third.reason), (first.code, first.reason));
         assert_eq!((&*third.message, first.message.len()), ("z", 65535));
+    }
+
+    /// What a status is where there is no memory for one; changed, where there is again, it becomes one of its own.
+    #[test]
+    fn without_memory_a_status_has_its_code_and_its_reason() {
+        for (code, row) in (0..).zip(&BARE) {
+            for (reason, one) in (0..).zip(row) {
+                let bare = Status(Counted::of_fixed(one));
+                assert_eq!((bare.code as i32, bare.reason as u32), (code, reason));
+                assert_eq!((&*bare.message, bare.errno), ("", 0));
+                let other = bare.clone().with_message("text");
+                assert_eq!((&*bare.message, &*other.message), ("", "text"));
+                assert_eq!(bare.clone().into_message(), "");
+            }
+        }
+        assert!(Code::from_i32(BARE.len() as i32).is_none());
     }
 
     /// Whatever a process or its system is short of, as the header promises.

@@ -20,7 +20,7 @@ pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, Status> {
     }
     let (host, port) = split(text)?;
     let found = (host, port).to_socket_addrs().map_err(|e| {
-        Status::new(Code::Unavailable, format!("address '{text}': cannot resolve '{host}': {e}"))
+        Status::new(Code::Unavailable, text!("address '{text}': cannot resolve '{host}': {e}"))
     })?;
     let mut addrs: Vec<SocketAddr> = Vec::new();
     for addr in found.take(MAX_ADDRESSES) {
@@ -32,7 +32,7 @@ pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, Status> {
     if addrs.is_empty() {
         return Err(Status::new(
             Code::Unavailable,
-            format!("address '{text}': '{host}' has no address"),
+            text!("address '{text}': '{host}' has no address"),
         ));
     }
     Ok(addrs)
@@ -47,7 +47,7 @@ pub(crate) fn resolve_peer(text: &str) -> Result<Vec<SocketAddr>, Status> {
 /// Host and port of an address that is to be connected to.
 pub(crate) fn split_peer(text: &str) -> Result<(&str, u16), Status> {
     let bad = |why: &str| {
-        Status::invalid(format!(
+        Status::invalid(text!(
             "address '{}'{why}; allowed is 'host:port' or '[v6]:port', port 1 to 65535",
             shown::key(text.as_bytes())
         ))
@@ -55,7 +55,7 @@ pub(crate) fn split_peer(text: &str) -> Result<(&str, u16), Status> {
     match parts(text) {
         Ok((_, 0)) => Err(bad(" has no port to connect to")),
         Ok(found) => Ok(found),
-        Err(why) => Err(bad(&format!(": {why}"))),
+        Err(why) => Err(bad(&text!(": {why}"))),
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn resolve_at_once(text: &str) -> Result<Option<Vec<SocketAddr>>, Sta
     }
     if host.contains('%') {
         let text = shown::key(text.as_bytes());
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "address '{text}': an interface (%) belongs behind a link-local IPv6 address, of fe80::/10, alone"
         )));
     }
@@ -96,7 +96,7 @@ fn ipv6(host: &str) -> Option<(Ipv6Addr, Option<&str>)> {
 fn scope(text: &str, interface: Option<&str>) -> Result<u32, Status> {
     let text = shown::key(text.as_bytes());
     let Some(interface) = interface.filter(|interface| !interface.is_empty()) else {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "address '{text}' is link-local and names no interface; allowed is '[fe80::1%eth0]:port', or its number"
         )));
     };
@@ -131,7 +131,7 @@ fn listed(ips: &[IpAddr], port: u16) -> Result<Option<Vec<SocketAddr>>, Status> 
 /// Host and port of an address to listen on, 0 where there is none.
 pub(crate) fn split(text: &str) -> Result<(&str, u16), Status> {
     parts(text).map_err(|why| {
-        Status::invalid(format!(
+        Status::invalid(text!(
             "address '{}': {why}; allowed are 'host:port', '[v6]:port' and 'host', port 0 to 65535",
             shown::key(text.as_bytes())
         ))
@@ -222,13 +222,13 @@ pub(super) fn put_all(w: &mut Writer<'_>, addrs: &[SocketAddr]) {
 pub(super) fn get_all(r: &mut Reader<'_>) -> Result<Vec<SocketAddr>, Status> {
     let n = usize::from(r.u8()?);
     if n > MAX_ADDRESSES {
-        return Err(Status::invalid(format!("{n} addresses; allowed are {MAX_ADDRESSES}")));
+        return Err(Status::invalid(text!("{n} addresses; allowed are {MAX_ADDRESSES}")));
     }
     let mut addrs = Vec::with_capacity(n);
     for _ in 0..n {
         let addr = get(r)?.ok_or_else(|| Status::invalid("address of an unknown family"))?;
         if addr.port() == 0 || addr.ip().is_unspecified() || addr.ip().is_multicast() {
-            return Err(Status::invalid(format!("address {addr} cannot be connected to")));
+            return Err(Status::invalid(text!("address {addr} cannot be connected to")));
         }
         addrs.push(addr);
     }

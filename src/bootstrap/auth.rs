@@ -34,7 +34,7 @@ pub(crate) struct Keys {
 
 fn keyed(key: &[u8]) -> Result<HmacSha256, Status> {
     HmacSha256::new_from_slice(key)
-        .map_err(|e| Status::internal(format!("HMAC key of {} bytes: {e}", key.len())))
+        .map_err(|e| Status::internal(text!("HMAC key of {} bytes: {e}", key.len())))
 }
 
 fn role(active: bool) -> usize {

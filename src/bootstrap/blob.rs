@@ -35,7 +35,7 @@ impl AddressBlob {
         if self.addrs.is_empty() {
             return Err(Status::new(
                 Code::FailedPrecondition,
-                format!("'{}' listens nowhere: there is no address to export", self.name),
+                text!("'{}' listens nowhere: there is no address to export", self.name),
             ));
         }
         let mut buf = Vec::new();
@@ -52,9 +52,9 @@ impl AddressBlob {
 
     /// Reads untrusted bytes.
     pub fn decode(bytes: &[u8]) -> Result<AddressBlob, Status> {
-        let bad = |why: String| Status::invalid(format!("address blob: {why}"));
+        let bad = |why: String| Status::invalid(text!("address blob: {why}"));
         if bytes.len() > Self::MAX_LEN {
-            let why = format!("{} bytes; allowed are {}", bytes.len(), Self::MAX_LEN);
+            let why = text!("{} bytes; allowed are {}", bytes.len(), Self::MAX_LEN);
             return Err(bad(why));
         }
         let mut r = Reader::new(bytes);
@@ -64,12 +64,12 @@ impl AddressBlob {
         let cut = |e: crate::wire::Truncated| bad(e.to_string());
         let version = r.u16().map_err(cut)?;
         if version != VERSION {
-            return Err(bad(format!("version {version}; this side reads {VERSION}")));
+            return Err(bad(text!("version {version}; this side reads {VERSION}")));
         }
         let total = r.u32().map_err(cut)? as usize;
         let Some((content, sum)) = bytes.split_last_chunk::<8>().filter(|_| total == bytes.len())
         else {
-            return Err(bad(format!("{} bytes of {total}", bytes.len())));
+            return Err(bad(text!("{} bytes of {total}", bytes.len())));
         };
         if u64::from_le_bytes(*sum) != xxh3_64(content) {
             return Err(bad("the checksum does not match: it was damaged on its way".into()));
@@ -92,7 +92,7 @@ impl AddressBlob {
             return Err(Status::invalid("it names no address"));
         }
         if !r.is_empty() {
-            return Err(Status::invalid(format!("{} bytes too many", r.remaining())));
+            return Err(Status::invalid(text!("{} bytes too many", r.remaining())));
         }
         Ok(AddressBlob { name, incarnation, host_id, addrs })
     }

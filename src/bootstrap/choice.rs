@@ -47,7 +47,7 @@ pub fn choose(a: &Identity, b: &Identity) -> Result<Choice, Status> {
     if choice.candidates.is_empty() {
         return Err(Status::new(
             Code::FailedPrecondition,
-            format!(
+            text!(
                 "no provider in common between '{}' and '{}': {}",
                 a.name,
                 b.name,

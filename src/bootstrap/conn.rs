@@ -257,15 +257,15 @@ impl Conn {
         let limit = shown::time(self.deadline.saturating_duration_since(self.started));
         let (status, tell) = match self.phase {
             Phase::Connecting => {
-                (Status::new(Code::Unavailable, format!("no connection within {limit}")), false)
+                (Status::new(Code::Unavailable, text!("no connection within {limit}")), false)
             }
             Phase::Opening(..) => {
-                let text = format!("the tcp endpoint was not open within {limit}");
+                let text = text!("the tcp endpoint was not open within {limit}");
                 (Status::new(Code::Unavailable, text), false)
             }
             _ => {
                 let awaits = self.hs.awaits();
-                let text = format!("no {awaits} within {limit} of connecting");
+                let text = text!("no {awaits} within {limit} of connecting");
                 let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
                 (status, !self.hs.is_anonymous())
             }
@@ -280,7 +280,7 @@ impl Conn {
                 ErrorKind::PermissionDenied => Status::os("connect", e),
                 // The system does not tell where it leads.
                 ErrorKind::Unsupported => unconnected("getpeername", e),
-                _ => Status::gone(format!("connect: {e}")),
+                _ => Status::gone(text!("connect: {e}")),
             };
             Failure { status, tell: false }
         };

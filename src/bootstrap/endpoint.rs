@@ -45,7 +45,7 @@ impl Outbox {
         let (Some((signed, tag)), Some((body, _))) =
             (frame.raw.split_last_chunk::<TAG>(), frame.body().split_last_chunk::<TAG>())
         else {
-            return Err(malformed(format!("{} without its tag", frame.kind.name())));
+            return Err(malformed(text!("{} without its tag", frame.kind.name())));
         };
         keys.verify_seal(!self.active, self.received, signed, tag)?;
         self.received += 1;
@@ -124,7 +124,7 @@ impl Rounds {
         let tried = choice::list(&self.failures);
         let others = choice::list(&self.choice.against);
         let sep = if others.is_empty() { "" } else { "; " };
-        let text = format!("no provider works with '{}': {tried}{sep}{others}", peer.name);
+        let text = text!("no provider works with '{}': {tried}{sep}{others}", peer.name);
         Err(Status::new(self.last_code, text))
     }
 
@@ -171,20 +171,20 @@ impl Rounds {
             _ => EndpointFrame::Ready,
         };
         if !r.is_empty() {
-            return Err(malformed(format!("{} is too long", kind.name())));
+            return Err(malformed(text!("{} is too long", kind.name())));
         }
         match (message, out.active) {
             (EndpointFrame::Endpoint { provider, reason, address }, true) => {
                 self.follow(ctx, peer, out, (round, provider), reason, address)
             }
             _ if round < self.round => Ok(()),
-            _ if round > self.round => Err(malformed(format!("round {round} of {}", self.round))),
+            _ if round > self.round => Err(malformed(text!("round {round} of {}", self.round))),
             (EndpointFrame::Endpoint { provider, address, .. }, false) => {
                 self.answered(ctx, peer, out, provider, address)
             }
             (EndpointFrame::Downgrade { code, text }, false) => {
                 let code = if code == Code::Ok { Code::Unknown } else { code };
-                let text = format!("{text} (at '{}')", peer.name);
+                let text = text!("{text} (at '{}')", peer.name);
                 self.give_up(ctx, peer, out, Status::new(code, text))
             }
             (EndpointFrame::Downgrade { .. }, true) => {
@@ -205,10 +205,10 @@ impl Rounds {
         address: &[u8],
     ) -> Result<(), Status> {
         if round <= self.round {
-            return Err(malformed(format!("round {round} after {}", self.round)));
+            return Err(malformed(text!("round {round} after {}", self.round)));
         }
         if !self.choice.candidates.contains(&kind) {
-            return Err(malformed(format!("provider {} is not usable here", kind.name())));
+            return Err(malformed(text!("provider {} is not usable here", kind.name())));
         }
         self.abandon(ctx);
         (self.round, self.refusal) = (round, None);
@@ -283,7 +283,7 @@ impl Rounds {
                 let limit = shown::time(a.limit);
                 let status = Status::new(
                     Code::Unavailable,
-                    format!("the endpoint was not connected within {limit}"),
+                    text!("the endpoint was not connected within {limit}"),
                 );
                 self.give_up(ctx, peer, out, status)
             }
@@ -383,7 +383,7 @@ fn create(
     let (ep, address) = ctx.neg.create(kind, peer, remote)?;
     if address.len() > MAX_ENDPOINT_ADDRESS {
         ctx.neg.discard(kind, ep);
-        return Err(Status::internal(format!(
+        return Err(Status::internal(text!(
             "endpoint address of {} bytes; allowed are {MAX_ENDPOINT_ADDRESS}",
             address.len()
         )));

@@ -86,9 +86,8 @@ impl Bootstrap {
         super::identity::check_name(name)?;
         let how = if self.named { "was" } else { "is being" };
         if self.named || self.pending() > 0 {
-            let text = format!(
-                "a connection {how} made, allowed is a new name before the first connection"
-            );
+            let text =
+                text!("a connection {how} made, allowed is a new name before the first connection");
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         name.clone_into(&mut self.shared.identity.name);

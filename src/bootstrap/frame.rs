@@ -110,7 +110,7 @@ pub(super) fn clean(text: &str) -> String {
 
 /// Damage, or a peer that does not keep to the protocol.
 pub(super) fn malformed(what: impl std::fmt::Display) -> Status {
-    Status::new(Code::DataLoss, format!("malformed handshake: {what}"))
+    Status::new(Code::DataLoss, text!("malformed handshake: {what}"))
 }
 
 /// Why a frame could not be read.
@@ -169,7 +169,7 @@ impl FrameReader {
         }
         let (kind, len) = self.header().map_err(Broken::Malformed)?;
         if len > kind.max_body() {
-            return Err(Broken::Malformed(malformed(format!(
+            return Err(Broken::Malformed(malformed(text!(
                 "{} of {len} bytes; allowed are {}",
                 kind.name(),
                 kind.max_body()
@@ -183,7 +183,7 @@ impl FrameReader {
         r.bytes(MAGIC.len()).map_err(malformed)?;
         let number = r.u8().map_err(malformed)?;
         let kind = Kind::from_u8(number)
-            .ok_or_else(|| malformed(format!("message of unknown type {number}")))?;
+            .ok_or_else(|| malformed(text!("message of unknown type {number}")))?;
         if r.array::<3>() != Ok([0; 3]) {
             return Err(malformed("reserved bytes are not zero"));
         }
@@ -219,7 +219,7 @@ fn foreign(first: &[u8]) -> Status {
     let shown: Vec<String> = first.iter().take(8).map(|b| format!("{b:02x}")).collect();
     Status::new(
         Code::InvalidArgument,
-        format!("the far end sent {looks} (first bytes {})", shown.join(" ")),
+        text!("the far end sent {looks} (first bytes {})", shown.join(" ")),
     )
 }
 

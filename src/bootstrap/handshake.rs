@@ -151,7 +151,7 @@ impl Handshake {
                 Ok(())
             }
             (state, kind) => {
-                let text = format!("{} while waiting for {}", kind.name(), state.awaits());
+                let text = text!("{} while waiting for {}", kind.name(), state.awaits());
                 Err(malformed(text).into())
             }
         }
@@ -177,7 +177,7 @@ impl Handshake {
         self.check_expected(&ack.hello.peer)?;
         let choice = choose(&ctx.shared.identity, &ack.hello.peer)?;
         if !choice.candidates.contains(&ack.kind) {
-            let text = format!("provider {} was chosen, which is not usable here", ack.kind.name());
+            let text = text!("provider {} was chosen, which is not usable here", ack.kind.name());
             return Err(malformed(text));
         }
         self.rounds = Some(Rounds::new(choice));
@@ -190,11 +190,11 @@ impl Handshake {
     fn check_expected(&self, peer: &PeerHello) -> Result<(), Status> {
         let Some(expect) = &self.expect else { return Ok(()) };
         if peer.name != expect.name {
-            let text = format!("'{}' was expected there, '{}' answers", expect.name, peer.name);
+            let text = text!("'{}' was expected there, '{}' answers", expect.name, peer.name);
             return Err(Status::new(Code::NotFound, text));
         }
         if expect.incarnation.is_some_and(|i| i != peer.incarnation) {
-            let text = format!("'{}' is another incarnation than expected", peer.name);
+            let text = text!("'{}' is another incarnation than expected", peer.name);
             return Err(Status::new(Code::Unavailable, text).because(Reason::PeerRestarted));
         }
         Ok(())
@@ -256,7 +256,7 @@ impl Handshake {
             Some(answer) => answer?,
             None if self.claim_until.is_some_and(|at| ctx.now < at) => return Ok(()),
             None => {
-                let text = format!(
+                let text = text!(
                     "another process is connected as '{}', and has not been found dead yet: it did not \
                      answer within {CLAIM_TIME:?}",
                     peer.name
@@ -374,7 +374,7 @@ fn check_auth(shared: &Shared, theirs: &Hello) -> Result<(), Status> {
     };
     Err(Status::new(
         Code::Unauthenticated,
-        format!("'{with}' requires authentication and '{without}' has no secret"),
+        text!("'{with}' requires authentication and '{without}' has no secret"),
     ))
 }
 

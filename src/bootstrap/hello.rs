@@ -109,7 +109,7 @@ impl Hello {
 fn offers(r: &mut Reader<'_>) -> Result<Vec<Offer>, Status> {
     let n = usize::from(r.u8().map_err(malformed)?);
     if n > MAX_OFFERS {
-        return Err(malformed(format!("{n} providers; allowed are {MAX_OFFERS}")));
+        return Err(malformed(text!("{n} providers; allowed are {MAX_OFFERS}")));
     }
     let mut offers: Vec<Offer> = Vec::new();
     for _ in 0..n {
@@ -118,7 +118,7 @@ fn offers(r: &mut Reader<'_>) -> Result<Vec<Offer>, Status> {
         let why = text(r)?;
         let Some(kind) = ProviderKind::from_u8(number) else { continue };
         if offers.iter().any(|o| o.kind == kind) {
-            return Err(malformed(format!("provider {} twice", kind.name())));
+            return Err(malformed(text!("provider {} twice", kind.name())));
         }
         offers.push(Offer { kind, unavailable: (!usable).then_some(why) });
     }
@@ -134,18 +134,18 @@ pub(super) fn text(r: &mut Reader<'_>) -> Result<String, Status> {
 /// A provider's number.
 pub(super) fn provider(r: &mut Reader<'_>) -> Result<ProviderKind, Status> {
     let number = r.u8().map_err(malformed)?;
-    ProviderKind::from_u8(number).ok_or_else(|| malformed(format!("unknown provider {number}")))
+    ProviderKind::from_u8(number).ok_or_else(|| malformed(text!("unknown provider {number}")))
 }
 
 /// The newest version that both sides speak.
 pub(super) fn common_version((min, max): (u16, u16)) -> Result<u16, Status> {
     if min > max {
-        return Err(malformed(format!("versions {min} to {max}")));
+        return Err(malformed(text!("versions {min} to {max}")));
     }
     if min > VERSION_MAX || max < VERSION_MIN {
         return Err(Status::new(
             Code::FailedPrecondition,
-            format!(
+            text!(
                 "no handshake version in common: {min} to {max} against {VERSION_MIN} to {VERSION_MAX}"
             ),
         ));
@@ -169,7 +169,7 @@ impl Ack {
         let mut r = Reader::new(body);
         let version = r.u16().map_err(malformed)?;
         if !(VERSION_MIN..=VERSION_MAX).contains(&version) {
-            return Err(malformed(format!("version {version} was not offered")));
+            return Err(malformed(text!("version {version} was not offered")));
         }
         let kind = provider(&mut r)?;
         let reason = text(&mut r)?;

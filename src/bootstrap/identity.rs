@@ -83,7 +83,7 @@ fn host_facts([boot_id, namespaces @ ..]: &[&str; 3]) -> Result<SmallVec<[u8; 12
 /// Says what is wrong with a worker's name: one's own, or one by which another is to be known.
 pub(crate) fn check_name(name: &str) -> Result<(), Status> {
     if name.is_empty() || name.len() > MAX_NAME_LEN {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "name of {} bytes; allowed are 1 to {MAX_NAME_LEN}",
             name.len()
         )));
@@ -110,7 +110,7 @@ impl Identity {
     /// Whether the provider is offered and usable here, and if not, why.
     pub(super) fn lacks(&self, kind: ProviderKind) -> Option<String> {
         match self.providers.iter().find(|o| o.kind == kind) {
-            None => Some(format!("not offered by '{}'", self.name)),
+            None => Some(text!("not offered by '{}'", self.name)),
             Some(o) => o.unavailable.as_ref().map(|why| format!("{why} (at '{}')", self.name)),
         }
     }

@@ -56,7 +56,7 @@ pub(super) fn unconnected(what: &str, e: &io::Error) -> Status {
     match e.raw_os_error() {
         Some(libc::ENOSYS) => {
             let text =
-                format!("{what}: {e}: this system, or the sandbox of this process, refuses it");
+                text!("{what}: {e}: this system, or the sandbox of this process, refuses it");
             Status::new(Code::FailedPrecondition, text)
         }
         _ => Status::os(what, e),
@@ -68,7 +68,7 @@ pub(super) fn unconnected(what: &str, e: &io::Error) -> Status {
 pub(super) fn broken(what: &str, e: &io::Error) -> Status {
     match is_refused(e) {
         true => unconnected(what, e),
-        false => Status::gone(format!("the connection broke during the handshake: {e}")),
+        false => Status::gone(text!("the connection broke during the handshake: {e}")),
     }
 }
 

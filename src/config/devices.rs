@@ -13,7 +13,7 @@ impl IbConfig {
     pub fn devices(&self) -> Result<Vec<(String, Option<u8>)>, Status> {
         let Some(list) = self.device.as_deref() else { return Ok(Vec::new()) };
         let bad = |what: String| {
-            let text = format!(
+            let text = text!(
                 "{}={list}: {what}; allowed are 1 to {MAX_DEVICES} names with a comma between, each \
                  once, and behind each a colon and a port from 1 to {} if need be",
                 self.device_setting(),

@@ -35,9 +35,7 @@ impl<G: Fn(&str) -> Option<String>> Env<G> {
     ) -> Result<(), Status> {
         let Some(value) = self.value(name) else { return Ok(()) };
         let bad = || {
-            Status::invalid(format!(
-                "{name} is {value:?}, allowed are whole numbers {min} to {max}"
-            ))
+            Status::invalid(text!("{name} is {value:?}, allowed are whole numbers {min} to {max}"))
         };
         let number = value.trim().parse::<i128>().map_err(|_| bad())?;
         let new = T::try_from(range(name, number, min, max)?).map_err(|_| bad())?;
@@ -177,7 +175,7 @@ impl Config {
             let mtu = value.trim().parse::<i128>().ok().and_then(|n| check_mtu("", n).ok());
             let Some(mtu) = mtu else {
                 let allowed = MTUS.map(|m| m.to_string()).join(", ");
-                return Err(Status::invalid(format!(
+                return Err(Status::invalid(text!(
                     "RDMA_QP_MTU is {value:?}, allowed are 0 (the active MTU), {allowed}"
                 )));
             };
@@ -201,7 +199,7 @@ fn read_secret(path: &str) -> Result<(Vec<u8>, u32), Status> {
     }
     if secret.is_empty() || secret.len() > MAX_SECRET_LEN {
         let size = if secret.is_empty() { "no secret" } else { "a longer secret" };
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "RDMA_AUTH_SECRET_FILE: {path:?} holds {size}, allowed are 1 to {MAX_SECRET_LEN} bytes"
         )));
     }

@@ -42,9 +42,9 @@ impl Config {
         let value = |name: &str| get(name).filter(|value| !value.is_empty());
         if let Some(path) = value("RDMA_TUNING") {
             let file = read(&path).and_then(|file| parse(&path, &file));
-            self.tuning = file.map_err(|mut status| {
-                status.message.insert_str(0, "RDMA_TUNING: ");
-                status
+            self.tuning = file.map_err(|status| {
+                let text = text!("RDMA_TUNING: {}", status.message);
+                status.with_message(text)
             })?;
             return Ok(TuningOutcome::Read(path));
         }
@@ -89,15 +89,12 @@ fn read(path: &str) -> Result<Vec<u8>, Status> {
     let os = |e: std::io::Error| {
         // A folder on the way that is a file is one without such a file.
         let absent = [libc::ENOENT, libc::ENOTDIR].map(Some).contains(&e.raw_os_error());
-        let mut status = Status::os(format_args!("cannot read the tuning file {path:?}"), &e);
-        if absent {
-            status.code = Code::NotFound;
-        }
-        status
+        let status = Status::os(format_args!("cannot read the tuning file {path:?}"), &e);
+        if absent { status.with_code(Code::NotFound) } else { status }
     };
     let (text, _) = files::read(path, MAX_FILE + 1).map_err(os)?;
     if text.len() as u64 > MAX_FILE {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "the tuning file {path:?} is longer than {MAX_FILE} bytes, which are allowed"
         )));
     }
@@ -115,7 +112,7 @@ fn parse(path: &str, file: &[u8]) -> Result<Tuning, Status> {
         let set = std::str::from_utf8(line).map_err(|_| "is no text".to_owned());
         set.and_then(|line| set_one(&mut tuning, line)).map_err(|why| {
             let shown = String::from_utf8_lossy(&line[..line.len().min(SHOWN)]);
-            Status::invalid(format!("{path}:{number}: \"{}\" {why}", shown.escape_debug()))
+            Status::invalid(text!("{path}:{number}: \"{}\" {why}", shown.escape_debug()))
         })?;
     }
     Ok(tuning)

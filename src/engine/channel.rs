@@ -341,7 +341,7 @@ impl Channel {
         self.counters.queue_full.add(1);
         let owed = entry.owed();
         if self.pending.len() >= POSTS || self.owed + owed > OWED_BYTES {
-            let text = format!(
+            let text = text!(
                 "{} posts wait on the connection, {} bytes of them answers, faster than the peer takes them; \
                  {POSTS} with {OWED_BYTES} are allowed",
                 self.pending.len(),
@@ -446,7 +446,7 @@ impl Channel {
     /// Adds a fragment; returns the whole message with the last one.
     pub fn on_fragment(&mut self, last: bool, bytes: &[u8]) -> Result<Option<Vec<u8>>, Status> {
         if self.fragments.len() + bytes.len() > MAX_MESSAGE {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "a message in fragments of more than {MAX_MESSAGE} bytes"
             )));
         }

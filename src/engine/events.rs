@@ -201,14 +201,14 @@ impl Engine {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         channel.on_received(fx.now(), 0);
         if channel.seal.is_some() {
-            self.violation(ch, seal::loss(format!("the immediate {imm:#x}")));
+            self.violation(ch, seal::loss(text!("the immediate {imm:#x}")));
             return self.settle(fx, ch);
         }
         match imm {
             IMM_ACK => channel.on_ack(),
             IMM_MESSAGE => {}
             _ if channel.rail.is_some() => {
-                let text = format!(
+                let text = text!(
                     "the immediate {imm:#x} on a connection that carries only READs and WRITEs"
                 );
                 self.violation(ch, Status::invalid(text));

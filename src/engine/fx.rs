@@ -171,7 +171,7 @@ pub trait Fx {
             Ok(window) => Ok(window),
             Err(MapError::Failed(status)) => Err(status),
             Err(MapError::NeedProxy) => {
-                let text = format!("{len} bytes at {addr:#x} are not registered");
+                let text = text!("{len} bytes at {addr:#x} are not registered");
                 Err(Status::new(crate::status::Code::ResourceExhausted, text))
             }
         }

@@ -21,6 +21,9 @@ use crate::name::Name;
 use crate::room::{self, Grows};
 use crate::status::{Code, Status};
 
+/// Memory for an entry of a cache, which it takes where lack of it is an abort.
+const ENTRY: usize = 512;
+
 /// A peer, known by name.
 pub struct Peer {
     /// Name.
@@ -68,7 +71,7 @@ impl Peer {
     /// Its name, and why there is no connection to it.
     pub(super) fn told(&self) -> String {
         let met = match &self.last_error {
-            _ if !self.channels.is_empty() => return format!("peer '{}'", self.name),
+            _ if !self.channels.is_empty() => return text!("peer '{}'", self.name),
             // It was connected before; what ended that explains more than no try at all.
             Some(e) if self.tries.is_empty() => e.message.clone(),
             _ => self.tries.text(),
@@ -114,6 +117,9 @@ impl Cache {
     pub(super) fn put(&mut self, key: &[u8], meta: &Meta) {
         // What there is no memory for is not in the cache.
         let Ok(own) = room::key(key) else { return };
+        if !room::is_there(ENTRY) {
+            return;
+        }
         self.bytes += cost(key, meta);
         // Without what was said of that one transfer.
         if let Some((key, old)) = self.entries.push(own, meta.lasting()) {
@@ -207,7 +213,7 @@ impl Peers {
     /// Takes a peer in that is not known.
     pub fn insert(&mut self, name: &str, guest: bool, cache: usize) -> Result<u32, Status> {
         let full = || {
-            let text = format!(
+            let text = text!(
                 "'{}' would be one peer too many: {PEERS} may be known, {GUESTS} of them guests, and all are in \
                  use",
                 name.escape_debug()

@@ -56,7 +56,7 @@ pub struct Layout {
 
 fn too_long() -> Status {
     let most = isize::MAX;
-    Status::invalid(format!("the pieces of a layout have more than {most} bytes together"))
+    Status::invalid(text!("the pieces of a layout have more than {most} bytes together"))
 }
 
 impl Layout {
@@ -70,7 +70,7 @@ impl Layout {
         let mut len = 0u64;
         for (i, piece) in pieces.enumerate() {
             if piece.addr.checked_add(piece.len).is_none() {
-                let text = format!("piece {i} ends beyond the address space: {} bytes", piece.len);
+                let text = text!("piece {i} ends beyond the address space: {} bytes", piece.len);
                 return Err(Status::invalid(text));
             }
             if slots || piece.len > 0 {
@@ -90,7 +90,7 @@ impl Layout {
         let len = len.ok_or_else(too_long)?;
         if count > 1 && stride < block {
             let text =
-                format!("a stride of {stride} bytes, at least the block's {block} are allowed");
+                text!("a stride of {stride} bytes, at least the block's {block} are allowed");
             return Err(Status::invalid(text));
         }
         let last = count.saturating_sub(1).checked_mul(stride);
@@ -135,15 +135,12 @@ impl Layout {
         let long = |text| Status::new(Code::OutOfRange, text).because(Reason::LocalError);
         if parts.len() > slots.len() {
             let (n, room) = (parts.len(), slots.len());
-            return Err(long(format!(
-                "the message has {n} parts, the destination given has {room}"
-            )));
+            return Err(long(text!("the message has {n} parts, the destination given has {room}")));
         }
         let both = || parts.iter().zip(slots);
         if let Some(i) = both().position(|(&len, (_, slot))| len > slot.len) {
             let (len, room) = (parts[i], slots[i].1.len);
-            let text =
-                format!("part {i} of the message has {len} bytes, its destination has {room}");
+            let text = text!("part {i} of the message has {len} bytes, its destination has {room}");
             return Err(long(text));
         }
         Layout::listed(both().map(|(&len, (_, slot))| Piece { addr: slot.addr, len }), false)

@@ -195,7 +195,7 @@ impl Engine {
     /// Makes a device known; its id.
     pub fn add_device(&mut self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
         if self.devices.len() >= MAX_DEVICES {
-            let text = format!("{MAX_DEVICES} devices are registered, more are not allowed");
+            let text = text!("{MAX_DEVICES} devices are registered, more are not allowed");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         crate::room::grow(&mut self.devices, 1, "devices")?;
@@ -249,7 +249,7 @@ impl Engine {
                 Some(ops) => Ok(Some(ops.clone())),
                 None => Err(Status::new(
                     Code::NotFound,
-                    format!(
+                    text!(
                         "device {d} is not registered; 0 (host) to {} are allowed",
                         self.devices.len()
                     ),
@@ -288,7 +288,7 @@ impl Engine {
         let Some((bytes, ch)) = channels.max().filter(|&(bytes, _)| bytes > 0) else {
             return false;
         };
-        let text = format!(
+        let text = text!(
             "{bytes} bytes of answers wait for the peer, which takes them too slowly; for all peers together {} wait, \
              {OWED_BYTES_ALL} are allowed",
             self.owed.bytes()
@@ -422,7 +422,7 @@ impl Engine {
 
 #[cold]
 fn bad_key(len: usize) -> Status {
-    Status::invalid(format!("key of {len} bytes, 1 to {MAX_KEY_LEN} are allowed"))
+    Status::invalid(text!("key of {len} bytes, 1 to {MAX_KEY_LEN} are allowed"))
 }
 
 /// A text, or where it is longer than so many bytes its beginning, and that it was cut.

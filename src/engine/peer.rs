@@ -96,7 +96,7 @@ impl Engine {
             return Err(Status::gone("the peer was forgotten"));
         };
         if p.channels.len() >= CHANNELS_PER_PEER {
-            let text = format!(
+            let text = text!(
                 "peer '{}' has {CHANNELS_PER_PEER} connections, more are not allowed",
                 p.name.escape_debug()
             );
@@ -109,7 +109,7 @@ impl Engine {
         let allowed = self.settings.guest_descriptors;
         while self.guests_hold() + descriptors(kind) > allowed {
             if !self.dismiss_guest(fx) {
-                let text = format!(
+                let text = text!(
                     "'{}': connections of guests may use {allowed} descriptors (half of `ulimit -n`), which do; \
                      a peer that was added may always connect",
                     name.escape_debug()
@@ -193,7 +193,7 @@ impl Engine {
         let Some(p) = self.peers.get(peer).filter(|p| p.incarnation != *incarnation) else {
             return;
         };
-        let text = format!("peer '{}' restarted: it is a new incarnation", p.name);
+        let text = text!("peer '{}' restarted: it is a new incarnation", p.name);
         for ch in p.channels.clone().into_iter().rev() {
             let status = Status::new(Code::Unavailable, &*text).because(Reason::PeerRestarted);
             self.channel_down(fx, ch, status);
@@ -327,10 +327,7 @@ impl Engine {
         let mut status = Status::gone("the peer closed the connection");
         if code != Code::Ok as i32 && !text.is_empty() {
             let text = crate::room::heard(&text[..text.len().min(MAX_ERROR_TEXT)]);
-            // Without memory for it, the bare fact has to do.
-            if status.message.try_reserve(2 + text.len()).is_ok() {
-                status.message.extend([": ", &text]);
-            }
+            status = status.with_message(text!("the peer closed the connection: {text}"));
         }
         if let Some(c) = self.channels.get_mut(ch) {
             // Nobody has to be told that it has ended.
@@ -412,7 +409,7 @@ impl Engine {
     /// waits for one fails too, and the next request asks for a new one.
     pub fn disconnect(&mut self, fx: &mut impl Fx, peer: u32) {
         let Some(p) = self.peers.get_mut(peer) else { return };
-        let text = format!("disconnected from peer '{}'", p.name);
+        let text = text!("disconnected from peer '{}'", p.name);
         let status = Status::new(Code::Unavailable, text).because(Reason::Cancelled);
         let channels = p.channels.clone();
         if channels.is_empty() {

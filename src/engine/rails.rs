@@ -237,7 +237,7 @@ impl Engine {
         let Some(c) = self.channels.get_mut(main) else { return };
         let here = c.peer;
         if c.rails.added.len() + c.rails.joined.len() >= 2 * MAX_RAILS {
-            let text = format!("more than {} rails of a connection", 2 * MAX_RAILS);
+            let text = text!("more than {} rails of a connection", 2 * MAX_RAILS);
             return self.violation(main, Status::invalid(text));
         }
         if let Err(status) = crate::room::grow(&mut c.rails.added, 1, "rails") {

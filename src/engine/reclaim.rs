@@ -53,9 +53,10 @@ impl Range {
 
     /// Why what lies in it ends.
     pub(super) fn unregistered(&self, what: std::fmt::Arguments<'_>) -> Status {
-        let text = format!(
+        let text = text!(
             "{what} lies in memory that was unregistered: {} bytes at {:#x}",
-            self.len, self.addr
+            self.len,
+            self.addr
         );
         Status::new(Code::FailedPrecondition, text).because(Reason::LocalError)
     }

@@ -53,15 +53,13 @@ impl Seal {
     /// Takes the checksum off a message that arrived.
     pub fn open<'a>(&mut self, message: &'a [u8]) -> Result<&'a [u8], Status> {
         let Some((bytes, sum)) = message.split_last_chunk::<TRAILER>() else {
-            return Err(loss(format!("a message of {} bytes has no checksum", message.len())));
+            return Err(loss(text!("a message of {} bytes has no checksum", message.len())));
         };
         let want = self.into.sum(&[bytes]);
         if *sum != want {
             let (got, want) = (u64::from_le_bytes(*sum), u64::from_le_bytes(want));
             let n = self.into.number;
-            return Err(loss(format!(
-                "checksum of message {n} is {want:016x}, it says {got:016x}"
-            )));
+            return Err(loss(text!("checksum of message {n} is {want:016x}, it says {got:016x}")));
         }
         self.into.number += 1;
         Ok(bytes)
@@ -70,8 +68,7 @@ impl Seal {
 
 /// Damage that was found: ends the channel, and with it what was under way.
 pub fn loss(what: String) -> Status {
-    let text =
-        format!("the connection's content was changed on its way, or has no checksum: {what}");
+    let text = text!("the connection's content was changed on its way, or has no checksum: {what}");
     Status::new(Code::DataLoss, text).because(Reason::LocalError)
 }
 

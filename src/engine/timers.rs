@@ -125,10 +125,10 @@ impl Engine {
         let peer = r.peer;
         r.deadline = u64::MAX;
         let from = match peer.and_then(|p| self.peers.get(p)) {
-            Some(p) => format!(" from {}", p.told()),
+            Some(p) => text!(" from {}", p.told()),
             None => String::new(),
         };
-        let text = format!("{named}{from}: {state} after {seconds:.3} s");
+        let text = text!("{named}{from}: {state} after {seconds:.3} s");
         let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
         self.end(fx, index, status);
     }
@@ -166,7 +166,7 @@ impl Engine {
                     let status = match waits {
                         // Its silence proves nothing, but the application has said how long it waits.
                         true if asked >= PATIENCE && self.has_late_send(ch, now) => {
-                            let text = format!(
+                            let text = text!(
                                 "a send has gone on behind its deadline, and the peer was silent for {seconds:.1} s"
                             );
                             Status::new(Code::Unavailable, text).because(Reason::PeerStalled)
@@ -174,11 +174,11 @@ impl Engine {
                         _ if asked < vanished => continue,
                         false => {
                             let text =
-                                format!("peer stalled: connected, but silent for {seconds:.1} s");
+                                text!("peer stalled: connected, but silent for {seconds:.1} s");
                             Status::new(Code::Unavailable, text).because(Reason::PeerStalled)
                         }
                         // Its silence proves nothing, but its host would acknowledge the question.
-                        true if fx.is_unreachable(ch) => Status::gone(format!(
+                        true if fx.is_unreachable(ch) => Status::gone(text!(
                             "the peer's host does not answer: nothing came for {seconds:.1} s, and the question for a \
                              sign of life was not acknowledged"
                         )),

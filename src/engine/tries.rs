@@ -36,13 +36,13 @@ impl Tries {
         match &self.met[..] {
             [] => "no try to connect has ended yet".to_owned(),
             [(only, 1)] => only.clone(),
-            [(only, n)] => format!("{only}, in each of {n} tries"),
+            [(only, n)] => text!("{only}, in each of {n} tries"),
             all => {
                 let mut parts: Vec<String> = all
                     .iter()
                     .map(
                         |(text, n)| {
-                            if *n == 1 { text.clone() } else { format!("{text} ({n} times)") }
+                            if *n == 1 { text.clone() } else { text!("{text} ({n} times)") }
                         },
                     )
                     .collect();

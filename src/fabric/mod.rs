@@ -65,7 +65,7 @@ pub trait Adapter: Send {
         access: Access,
     ) -> Result<Mr, Status> {
         let _ = (fd, offset, len, iova, access);
-        let text = format!("provider {} cannot register dmabufs", self.caps().provider.name());
+        let text = text!("provider {} cannot register dmabufs", self.caps().provider.name());
         Err(Status::new(Code::Unimplemented, text))
     }
 
@@ -352,7 +352,7 @@ pub fn open(kind: ProviderKind, config: &Config) -> Result<AnyAdapter, Status> {
         ProviderKind::Ibverbs => ibverbs::open_all(config)?,
         #[cfg(not(feature = "ibverbs"))]
         ProviderKind::Ibverbs => {
-            let text = format!("provider {} is not in this build", kind.name());
+            let text = text!("provider {} is not in this build", kind.name());
             return Err(Status::new(Code::Unimplemented, text));
         }
     };

@@ -33,9 +33,7 @@ impl Refusal {
         };
         Status::new(
             Code::PermissionDenied,
-            format!(
-                "{what} of {len} bytes at {addr:#x}, key {rkey:#010x}, at peer '{peer}': {why}"
-            ),
+            text!("{what} of {len} bytes at {addr:#x}, key {rkey:#010x}, at peer '{peer}': {why}"),
         )
     }
 }
@@ -72,12 +70,12 @@ impl RegionTable {
     /// The memory stays valid until `remove` of the key returns.
     pub unsafe fn insert(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
         if addr.checked_add(len).is_none_or(|end| end > usize::MAX as u64) {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "region of {len} bytes at {addr:#x} leaves the address space"
             )));
         }
         if addr == 0 && len > 0 {
-            return Err(Status::invalid(format!("region of {len} bytes at address 0")));
+            return Err(Status::invalid(text!("region of {len} bytes at address 0")));
         }
         room::grow(&mut self.regions, 1, "regions")?;
         loop {
@@ -106,7 +104,7 @@ impl RegionTable {
             Some(_) => Ok(()),
             None => Err(Status::new(
                 Code::NotFound,
-                format!("no region with key {:#010x} is registered", mr.rkey),
+                text!("no region with key {:#010x} is registered", mr.rkey),
             )),
         }
     }

@@ -17,7 +17,7 @@ pub(super) const MAX_MESSAGE_LEN: usize = 65535;
 
 #[cold]
 fn null(arg: &str) -> Status {
-    Status::invalid(format!("{arg} is NULL"))
+    Status::invalid(text!("{arg} is NULL"))
 }
 
 /// Rejects NULL.
@@ -44,7 +44,7 @@ pub(super) unsafe fn text<'a>(
     if bytes.is_empty() || bytes.len() > max {
         let len =
             if bytes.len() > max { format!("more than {max}") } else { bytes.len().to_string() };
-        return Err(Status::invalid(format!("{arg} has {len} bytes, allowed are 1 to {max}")));
+        return Err(Status::invalid(text!("{arg} has {len} bytes, allowed are 1 to {max}")));
     }
     // Names are so, as a rule, and looking at them alone is much faster.
     if bytes.is_ascii() {
@@ -52,7 +52,7 @@ pub(super) unsafe fn text<'a>(
         return Ok(unsafe { std::str::from_utf8_unchecked(bytes) });
     }
     std::str::from_utf8(bytes)
-        .map_err(|_| Status::invalid(format!("{arg} \"{}\" is not UTF-8", bytes.escape_ascii())))
+        .map_err(|_| Status::invalid(text!("{arg} \"{}\" is not UTF-8", bytes.escape_ascii())))
 }
 
 /// The same, where NULL means that there is none.
@@ -107,7 +107,7 @@ pub(super) unsafe fn bytes<'a>(
 
 #[cold]
 fn bad_len(arg: &str, len: usize, min: usize, max: usize) -> Status {
-    Status::invalid(format!("{arg}_len is {len}, allowed are {min} to {max}"))
+    Status::invalid(text!("{arg}_len is {len}, allowed are {min} to {max}"))
 }
 
 /// A key.
@@ -131,7 +131,7 @@ pub(super) unsafe fn status(
 ) -> Result<Status, Status> {
     let code = match Code::from_i32(code) {
         Some(Code::Ok) | None => {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "code is {code}, allowed are 1 (RDMA_CANCELLED) to 16 (RDMA_UNAUTHENTICATED)"
             )));
         }
@@ -214,13 +214,13 @@ pub(super) fn time(arg: &str, ms: i64, allowed: &str) -> Result<Duration, Status
 
 #[cold]
 fn bad_time(arg: &str, ms: i64, allowed: &str) -> Status {
-    Status::invalid(format!("{arg} is {ms}, allowed are {allowed}"))
+    Status::invalid(text!("{arg} is {ms}, allowed are {allowed}"))
 }
 
 /// An id, which is never 0.
 pub(super) fn id(arg: &str, id: u64) -> Result<u64, Status> {
     if id == 0 {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "{arg} is 0, which stands for none; allowed is what the library gave for one"
         )));
     }
@@ -231,7 +231,7 @@ pub(super) fn id(arg: &str, id: u64) -> Result<u64, Status> {
 pub(super) fn memory(arg: &str, addr: *const c_void, len: usize) -> Result<(u64, u64), Status> {
     not_null(arg, addr)?;
     if len == 0 || len > isize::MAX as usize || (addr as usize).checked_add(len).is_none() {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "len is {len}, allowed are 1 to {}, and {arg} + len within the address space",
             isize::MAX
         )));
@@ -259,10 +259,10 @@ impl TextOut {
         out_len: *mut usize,
     ) -> Result<TextOut, Status> {
         if buf.is_null() && cap > 0 {
-            return Err(Status::invalid(format!("{arg} is NULL, but cap is {cap}")));
+            return Err(Status::invalid(text!("{arg} is NULL, but cap is {cap}")));
         }
         if buf.is_null() && out_len.is_null() {
-            return Err(Status::invalid(format!("{arg} and out_len are NULL")));
+            return Err(Status::invalid(text!("{arg} and out_len are NULL")));
         }
         Ok(TextOut { buf, cap, out_len })
     }
@@ -338,5 +338,5 @@ pub(super) fn cut(text: &str, max: usize) -> &str {
 }
 
 fn too_small(cap: usize, needed: usize) -> Status {
-    Status::new(Code::OutOfRange, format!("cap is {cap}, needed are {needed} bytes"))
+    Status::new(Code::OutOfRange, text!("cap is {cap}, needed are {needed} bytes"))
 }

@@ -63,7 +63,7 @@ pub unsafe extern "C-unwind" fn rdma_set_log_callback(
 ) -> rdma_code_t {
     guard("rdma_set_log_callback", || {
         let level = Level::from_i32(level).ok_or_else(|| {
-            Status::invalid(format!(
+            Status::invalid(text!(
                 "level is {level}, allowed are 1 (RDMA_LOG_ERROR) to 4 (RDMA_LOG_DEBUG)"
             ))
         })?;

@@ -218,7 +218,7 @@ pub(super) struct Device {
 impl Device {
     /// Checks that both copy functions are there.
     pub(super) fn new(ops: &rdma_device_ops, userdata: *mut c_void) -> Result<Device, Status> {
-        let missing = |what| Status::invalid(format!("ops.{what} is NULL"));
+        let missing = |what| Status::invalid(text!("ops.{what} is NULL"));
         Ok(Device {
             copy_to_host: ops.copy_to_host.ok_or_else(|| missing("copy_to_host"))?,
             copy_from_host: ops.copy_from_host.ok_or_else(|| missing("copy_from_host"))?,
@@ -305,7 +305,7 @@ unsafe extern "C" fn copy_done(code: rdma_code_t, token: *mut c_void) {
         Some(code) => Err(Status::new(code, "the device's copy function failed")),
         None => Err(Status::new(
             Code::Unknown,
-            format!("the device's copy function failed with the unknown code {code}"),
+            text!("the device's copy function failed with the unknown code {code}"),
         )),
     };
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| done(result))) {

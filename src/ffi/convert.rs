@@ -48,7 +48,7 @@ unsafe fn user_from_c(user: *const c_void, len: usize) -> Result<UserBytes, Stat
         return Ok(UserBytes::NONE);
     }
     if len > MAX_USER {
-        let text = format!("tensor.user_len is {len}, allowed are 0 to {MAX_USER}");
+        let text = text!("tensor.user_len is {len}, allowed are 0 to {MAX_USER}");
         return Err(Status::invalid(text));
     }
     not_null("tensor.user", user)?;
@@ -93,19 +93,16 @@ unsafe fn dims_from_c(dims: *const i64, ndims: u32) -> Result<SmallVec<[i64; 6]>
 #[inline(never)]
 unsafe fn some_dims_from_c(dims: *const i64, ndims: u32) -> Result<SmallVec<[i64; 6]>, Status> {
     if ndims as usize > MAX_DIMS {
-        return Err(Status::invalid(format!(
-            "tensor.ndims is {ndims}, allowed are 0 to {MAX_DIMS}"
-        )));
+        return Err(Status::invalid(text!("tensor.ndims is {ndims}, allowed are 0 to {MAX_DIMS}")));
     }
     not_null("tensor.dims", dims)?;
     // SAFETY: not NULL, `ndims` numbers by this function's contract; of any alignment.
     let dim = |i| unsafe { dims.add(i).read_unaligned() };
     let dims: SmallVec<[i64; 6]> = (0..ndims as usize).map(dim).collect();
     match dims.iter().position(|&dim| dim < 0) {
-        Some(i) => Err(Status::invalid(format!(
-            "tensor.dims[{i}] is {}, allowed are 0 and above",
-            dims[i]
-        ))),
+        Some(i) => {
+            Err(Status::invalid(text!("tensor.dims[{i}] is {}, allowed are 0 and above", dims[i])))
+        }
         None => Ok(dims),
     }
 }
@@ -146,7 +143,7 @@ pub(super) unsafe fn recv_options(
     let timeout = optional_millis("options.timeout_ms", c.timeout_ms)?;
     let target = if !c.dst.is_null() {
         if c.dst_len > isize::MAX as u64 || (c.dst as u64).checked_add(c.dst_len).is_none() {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "options.dst_len is {}, allowed are 0 to {}, and within the address space",
                 c.dst_len,
                 isize::MAX
@@ -154,14 +151,14 @@ pub(super) unsafe fn recv_options(
         }
         Target::Given { addr: c.dst as u64, len: c.dst_len }
     } else if c.dst_len > 0 {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "options.dst is NULL, but options.dst_len is {}",
             c.dst_len
         )));
     } else if let Some(alloc) = c.alloc {
         Target::Alloc(callback::alloc(alloc, c.alloc_userdata, c.device))
     } else if c.device != RDMA_DEVICE_HOST {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "options.device is {}, but neither options.dst nor options.alloc is set, and the \
              library's own memory is on the host (0)",
             c.device

@@ -53,7 +53,7 @@ fn end(
     let status = match failed {
         Ok(Ok(())) => return RDMA_OK,
         Ok(Err(status)) if status.code == Code::Ok => {
-            Status::internal(format!("an error without a code: {}", status.message))
+            Status::internal(text!("an error without a code: {}", status.message))
         }
         Ok(Err(status)) => status,
         Err(payload) => panicked(function, payload),
@@ -74,7 +74,7 @@ pub(super) fn panicked(place: &str, payload: Box<dyn Any + Send>) -> Status {
     // Dropping a foreign payload could panic again.
     std::mem::forget(payload);
     log::error(format_args!("{place}: caught a panic: {text}"));
-    Status::internal(format!("caught a panic, which is a defect of the library: {text}"))
+    Status::internal(text!("caught a panic, which is a defect of the library: {text}"))
 }
 
 /// Makes a status this thread's last error.

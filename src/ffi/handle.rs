@@ -196,7 +196,7 @@ fn foreign(mgr: *const rdma_mgr_t) -> Status {
 
 #[cold]
 fn inherited(handle: &rdma_mgr) -> Status {
-    let text = format!(
+    let text = text!(
         "mgr was created by process {}, and cannot be used in its forked child {}",
         handle.pid.load(Ordering::Relaxed),
         std::process::id()

@@ -76,7 +76,7 @@ pub unsafe extern "C-unwind" fn rdma_key_build(
         })?;
         match str::from_utf8(&built) {
             Ok(text) => out.write(text),
-            Err(_) => Err(crate::status::Status::invalid(format!(
+            Err(_) => Err(crate::status::Status::invalid(text!(
                 "the key \"{}\" is not UTF-8",
                 built[..built.len().min(200)].escape_ascii()
             ))),

@@ -44,7 +44,7 @@ pub unsafe extern "C-unwind" fn rdma_mgr_create(
         const SECRET: &str = "RDMA_AUTH_SECRET_FILE";
         if config.secret.is_none() && environment::not_taken().any(|name| name == SECRET) {
             let text = "is not read in a program that has other rights than who runs it: give options.secret, or unset it";
-            return Err(Status::new(Code::FailedPrecondition, format!("{SECRET} {text}")));
+            return Err(Status::new(Code::FailedPrecondition, text!("{SECRET} {text}")));
         }
         match tuning {
             TuningOutcome::Nothing => {}

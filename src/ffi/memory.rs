@@ -39,7 +39,8 @@ pub unsafe extern "C-unwind" fn rdma_mem_register(
 }
 
 /// Ends a registration; `addr` as given to rdma_mem_register. Transfers under way that use the
-/// memory, and tensors in it that wait to be received, end with RDMA_FAILED_PRECONDITION; when this
+/// memory, and tensors in it that wait to be received, end with RDMA_FAILED_PRECONDITION; a pair with a buffer in it breaks,
+/// at both ends, also while it is idle (rdma_buffer_destroy before this spares it); when this
 /// returns, neither the library nor a peer reads or writes it any more. Where a peer is slow that
 /// takes up to 2 seconds; then the connection to it ends. A result that rdma_recv of the same
 /// manager gave by reference stays the application's to keep valid. Callbacks of transfers that had
@@ -108,7 +109,7 @@ pub unsafe extern "C-unwind" fn rdma_mem_alloc(
         let mgr = unsafe { borrow(mgr) }?;
         if len == 0 || len > isize::MAX as usize {
             let most = isize::MAX;
-            return Err(Status::invalid(format!("len is {len}, allowed are 1 to {most}")));
+            return Err(Status::invalid(text!("len is {len}, allowed are 1 to {most}")));
         }
         let addr = mgr.mem_alloc(len)?;
         // SAFETY: not NULL, and the caller's to write.

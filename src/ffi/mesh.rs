@@ -164,7 +164,7 @@ pub unsafe extern "C-unwind" fn rdma_mesh_rank(
         not_null("out_rank", out_rank)?;
         let party = Party::of_handle(peer).filter(|&party| party != Party::ANY);
         let party = party
-            .ok_or_else(|| Status::invalid(format!("peer is {peer}, which is no peer's number")))?;
+            .ok_or_else(|| Status::invalid(text!("peer is {peer}, which is no peer's number")))?;
         // SAFETY: the caller's arguments, as the header demands.
         unsafe { out_rank.write(MESHES.borrow(mesh.cast())?.rank(party)? as u32) };
         Ok(())

@@ -14,7 +14,7 @@ const NO_MEMORY: &CStr = c"no memory for the text of an error";
 
 pub(super) fn party(arg: &str, peer: rdma_peer_t) -> Result<Party, Status> {
     Party::of_handle(peer)
-        .ok_or_else(|| Status::invalid(format!("{arg} is {peer}, which is no peer's number")))
+        .ok_or_else(|| Status::invalid(text!("{arg} is {peer}, which is no peer's number")))
 }
 
 pub(super) fn whom(peer: rdma_peer_t) -> Result<Party, Status> {
@@ -103,7 +103,7 @@ pub(super) fn mode(options: &rdma_msg_options) -> Result<Mode, Status> {
         RDMA_MSG_SYNCHRONOUS => Ok(Mode::Synchronous),
         // A receive that waits is met at once, whatever the sender knows.
         RDMA_MSG_READY | RDMA_MSG_BUFFERED => Ok(Mode::Standard),
-        other => Err(Status::invalid(format!(
+        other => Err(Status::invalid(text!(
             "options.mode is {other}, allowed are 0 (standard), 1 (synchronous), 2 (ready) and 3 (buffered)"
         ))),
     }

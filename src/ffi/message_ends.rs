@@ -105,7 +105,7 @@ impl Ends {
         count: usize,
     ) -> Result<&'a mut [rdma_msg_request_t], Status> {
         if count == 0 || count > MAX_REQUESTS {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "count is {count}, allowed are 1 to {MAX_REQUESTS}"
             )));
         }
@@ -191,9 +191,9 @@ fn how(how: u32) -> Result<Collect, Status> {
         RDMA_MSG_ALL => Ok(Collect::All),
         RDMA_MSG_ANY => Ok(Collect::Any),
         RDMA_MSG_SOME => Ok(Collect::Some),
-        other => Err(Status::invalid(format!(
-            "how is {other}, allowed are 0 (all), 1 (any) and 2 (some)"
-        ))),
+        other => {
+            Err(Status::invalid(text!("how is {other}, allowed are 0 (all), 1 (any) and 2 (some)")))
+        }
     }
 }
 

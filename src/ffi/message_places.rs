@@ -25,12 +25,12 @@ fn memory(data: *const c_void, len: usize, device: u32) -> Result<Memory, Status
 #[cold]
 fn bad_memory(null: bool, len: usize, device: u32) -> Status {
     if null {
-        Status::invalid(format!("data is NULL, but len is {len}"))
+        Status::invalid(text!("data is NULL, but len is {len}"))
     } else if device == LAYOUT {
-        Status::new(Code::NotFound, format!("device {device} is not registered"))
+        Status::new(Code::NotFound, text!("device {device} is not registered"))
     } else {
         let most = isize::MAX;
-        let text = format!("len is {len}, allowed are 0 to {most}, and within the address space");
+        let text = text!("len is {len}, allowed are 0 to {most}, and within the address space");
         Status::invalid(text)
     }
 }
@@ -66,7 +66,7 @@ unsafe fn pieces(
         let device = options.device;
         let text = "options.layout takes the place of memory that is given, which has to be NULL with length 0, on the \
                     host: it has";
-        return Err(Status::invalid(format!("{text} {len} bytes, on device {device}")));
+        return Err(Status::invalid(text!("{text} {len} bytes, on device {device}")));
     }
     // SAFETY: by this function's contract.
     unsafe { layout(options.layout) }.map(Where::Once)
@@ -79,7 +79,7 @@ unsafe fn layout(layout: *const rdma_msg_layout_t) -> Result<Layout, Status> {
     // SAFETY: by this function's contract.
     let layout = unsafe { sized::read("options.layout", layout) }?;
     if layout.reserved != 0 {
-        let text = format!("options.layout->reserved is {}, allowed is 0", layout.reserved);
+        let text = text!("options.layout->reserved is {}, allowed is 0", layout.reserved);
         return Err(Status::invalid(text));
     }
     let most = match layout.kind {
@@ -87,7 +87,7 @@ unsafe fn layout(layout: *const rdma_msg_layout_t) -> Result<Layout, Status> {
         RDMA_MSG_PARTS => RDMA_MSG_MAX_PARTS,
         RDMA_MSG_STRIDED => return strided(&layout),
         other => {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "options.layout->kind is {other}, allowed are 1 (iovec), 2 (strided) and 3 (parts)"
             )));
         }
@@ -95,7 +95,7 @@ unsafe fn layout(layout: *const rdma_msg_layout_t) -> Result<Layout, Status> {
     let (count, pieces) = (layout.count, layout.pieces);
     let least = usize::from(layout.kind == RDMA_MSG_PARTS);
     if count < least || count > most {
-        let text = format!("options.layout->count is {count}, allowed are {least} to {most}");
+        let text = text!("options.layout->count is {count}, allowed are {least} to {most}");
         return Err(Status::invalid(text));
     }
     if count > 0 {
@@ -107,7 +107,7 @@ unsafe fn layout(layout: *const rdma_msg_layout_t) -> Result<Layout, Status> {
         pieces.clone().enumerate().find(|(_, p)| p.data.is_null() && p.len > 0)
     {
         let len = piece.len;
-        let text = format!("options.layout->pieces[{i}].data is NULL, but its len is {len}");
+        let text = text!("options.layout->pieces[{i}].data is NULL, but its len is {len}");
         return Err(Status::invalid(text));
     }
     let pieces = pieces.map(|p| Piece { addr: p.data as u64, len: p.len as u64 });
@@ -117,7 +117,7 @@ unsafe fn layout(layout: *const rdma_msg_layout_t) -> Result<Layout, Status> {
 fn strided(layout: &rdma_msg_layout) -> Result<Layout, Status> {
     let (count, block, stride) = (layout.count as u64, layout.block as u64, layout.stride as u64);
     if layout.base.is_null() && count > 0 && block > 0 {
-        let text = format!("options.layout->base is NULL, with {count} blocks of {block} bytes");
+        let text = text!("options.layout->base is NULL, with {count} blocks of {block} bytes");
         return Err(Status::invalid(text));
     }
     Layout::strided(layout.base as u64, count, block, stride)

@@ -98,7 +98,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_options_init(
 /// it, and costs more than where there is room, beyond 1 KiB some thirty times as much: who sends thousands of small messages to one receiver paces himself by
 /// rdma_msg_room and rdma_msg_on_room. Messages to oneself are not held back. Of messages that no receive has met 65,536 at most, with 8 MiB of headers and lengths of parts, are offered on a
 /// connection beside those that went at once: what is sent then waits here, and the peer knows nothing of it, so
-/// that a receive for a later message alone is met by none until earlier ones are received. If the connection ends, what was reported as ended may be lost;
+/// that a receive for a later message alone is met by none until earlier ones are received. Of all peers together 1,048,576 messages
+/// may wait for receives; the connection by which one more comes ends. If the connection ends, what was reported as ended may be lost;
 /// what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its
 /// peer knows of it, ends when the peer has answered or has the content, or has said nothing for two
 /// seconds or more; ten seconds behind its deadline in any case, with the connection if need be.

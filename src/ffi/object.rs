@@ -85,7 +85,7 @@ impl<T> Type<T> {
     unsafe fn check(&'static self, ptr: *const Object<T>) -> Result<&'static Object<T>, Status> {
         super::args::not_null(self.arg, ptr)?;
         let foreign =
-            || Err(Status::invalid(format!("{} does not come from {}", self.arg, self.made)));
+            || Err(Status::invalid(text!("{} does not come from {}", self.arg, self.made)));
         if !ptr.is_aligned() {
             return foreign();
         }
@@ -97,7 +97,7 @@ impl<T> Type<T> {
         let object = unsafe { &*ptr };
         let (made, now) = (object.pid.load(Ordering::Relaxed), PROCESS.load(Ordering::Relaxed));
         if made != now {
-            let text = format!(
+            let text = text!(
                 "{} was created by process {made}, and cannot be used in its forked child {now}",
                 self.arg
             );
@@ -107,7 +107,7 @@ impl<T> Type<T> {
     }
 
     fn dead(&self) -> Status {
-        Status::new(Code::FailedPrecondition, format!("{} was destroyed", self.arg))
+        Status::new(Code::FailedPrecondition, text!("{} was destroyed", self.arg))
     }
 
     /// What is behind the application's pointer, for the length of a call.

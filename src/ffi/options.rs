@@ -167,7 +167,7 @@ pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config
             RDMA_PROGRESS_THREAD => Progress::Thread,
             RDMA_PROGRESS_MANUAL => Progress::Manual,
             other => {
-                return Err(Status::invalid(format!(
+                return Err(Status::invalid(text!(
                     "options.progress is {other}, allowed are 0 (RDMA_PROGRESS_THREAD), 1 \
                      (RDMA_PROGRESS_MANUAL)"
                 )));
@@ -202,7 +202,7 @@ unsafe fn provider(c: &rdma_mgr_options) -> Result<Option<ProviderKind>, Status>
         None | Some("auto") => Ok(None),
         Some(name) => match ProviderKind::from_name(name) {
             Some(kind) => Ok(Some(kind)),
-            None => Err(Status::invalid(format!(
+            None => Err(Status::invalid(text!(
                 "options.provider is {name:?}, allowed are NULL, auto, loopback, shm, ibverbs, tcp"
             ))),
         },
@@ -248,7 +248,7 @@ fn protocol(number: i32) -> Result<u32, Status> {
     match table::forced(wanted, Entry::constant) {
         Ok(protocol) => Ok(protocol as u32),
         Err(allowed) => {
-            Err(Status::invalid(format!("options.protocol is {number}, allowed are {allowed}")))
+            Err(Status::invalid(text!("options.protocol is {number}, allowed are {allowed}")))
         }
     }
 }
@@ -260,7 +260,7 @@ fn number<T: TryFrom<i64>>(
 ) -> Result<T, Status> {
     let value = range(&format!("options.{field}"), value.into(), min, max)?;
     T::try_from(value)
-        .map_err(|_| Status::internal(format!("the range of options.{field} is beyond its type")))
+        .map_err(|_| Status::internal(text!("the range of options.{field} is beyond its type")))
 }
 
 fn switch(field: &str, value: u8) -> Result<bool, Status> {

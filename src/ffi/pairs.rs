@@ -241,10 +241,10 @@ pub unsafe extern "C-unwind" fn rdma_pair_close(
 /// Checks memory of the application as far as that can be done.
 pub(super) fn check_memory(addr: *mut c_void, len: usize) -> Result<(), Status> {
     if addr.is_null() && len > 0 {
-        return Err(Status::invalid(format!("addr is NULL, but len is {len}")));
+        return Err(Status::invalid(text!("addr is NULL, but len is {len}")));
     }
     if len > isize::MAX as usize || (addr as usize).checked_add(len).is_none() {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "len is {len}, allowed are 0 to {}, and within the address space",
             isize::MAX
         )));

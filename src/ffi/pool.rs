@@ -62,7 +62,7 @@ pub unsafe extern "C-unwind" fn rdma_pool_create(
     guard("rdma_pool_create", || {
         not_null("out", out)?;
         if (1..HUGE).contains(&max_bytes) {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "max_bytes is {max_bytes}, allowed are 0 (as much as there is physical memory), and {HUGE} and above: \
                  so much is taken at a time"
             )));
@@ -94,7 +94,7 @@ pub unsafe extern "C-unwind" fn rdma_pool_alloc(
         let pool = unsafe { POOLS.borrow(pool.cast()) }?;
         if len == 0 || len > isize::MAX as usize {
             let most = isize::MAX;
-            return Err(Status::invalid(format!("len is {len}, allowed are 1 to {most}")));
+            return Err(Status::invalid(text!("len is {len}, allowed are 1 to {most}")));
         }
         let addr = pool.alloc(len)?;
         // SAFETY: not NULL, and the caller's to write.

@@ -32,7 +32,7 @@ fn check_size<T: Versioned>(arg: &str, size: usize) -> Result<(), Status> {
 
 #[cold]
 fn bad_size<T: Versioned>(arg: &str, size: usize) -> Status {
-    Status::invalid(format!(
+    Status::invalid(text!(
         "struct_size of {} ({arg}) is {size}, allowed are {} to {MAX_SIZE}; this library's is {}",
         T::NAME,
         T::FIRST_SIZE,

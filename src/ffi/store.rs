@@ -76,7 +76,7 @@ unsafe fn options<'a>(ptr: *const rdma_store_options_t) -> Result<Options<'a>, S
     };
     let timeout = optional_millis("options.timeout_ms", o.timeout_ms)?;
     if !o.secret.is_null() && secret.is_empty() {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "options.secret_len is 0, allowed are 1 to {MAX_SECRET_LEN}, or NULL for no secret"
         )));
     }

@@ -31,7 +31,7 @@ unsafe fn list<'a>(
     max: usize,
 ) -> Result<Vec<&'a [u8]>, Status> {
     if count == 0 || count > STORE_CALL {
-        return Err(Status::invalid(format!("count is {count}, allowed are 1 to {STORE_CALL}")));
+        return Err(Status::invalid(text!("count is {count}, allowed are 1 to {STORE_CALL}")));
     }
     not_null(arg, all)?;
     // SAFETY: not NULL, and `count` entries by this function's contract.
@@ -40,7 +40,7 @@ unsafe fn list<'a>(
     crate::room::grow(&mut list, count, "keys")?;
     for (i, one) in all.iter().enumerate() {
         if one.data.is_null() && one.len > 0 || one.len < min || one.len > max {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "{arg}[{i}] has {} bytes{}, allowed are {min} to {max}",
                 one.len,
                 if one.data.is_null() { " at NULL" } else { "" }
@@ -174,7 +174,7 @@ pub unsafe extern "C-unwind" fn rdma_store_multi_get(
         };
         for (i, buffer) in buffers.iter().enumerate() {
             if buffer.data.is_null() && buffer.cap > 0 {
-                let text = format!("buffers[{i}].data is NULL, but cap is {}", buffer.cap);
+                let text = text!("buffers[{i}].data is NULL, but cap is {}", buffer.cap);
                 return Err(Status::invalid(text));
             }
         }
@@ -184,7 +184,7 @@ pub unsafe extern "C-unwind" fn rdma_store_multi_get(
             buffer.len = value.len();
             if buffer.cap < value.len() && short.is_none() {
                 let text =
-                    format!("buffers[{i}].cap is {}, needed are {} bytes", buffer.cap, value.len());
+                    text!("buffers[{i}].cap is {}, needed are {} bytes", buffer.cap, value.len());
                 short = Some(Status::new(Code::OutOfRange, text));
             }
         }

@@ -28,12 +28,12 @@ unsafe extern "C" fn give(value: *const c_void, len: usize, token: *mut c_void) 
     let Some(given) = (unsafe { token.cast::<Given>().as_mut() }) else { return };
     let most = given.most;
     given.value = Some(if len > most {
-        let text = format!("a value of {len} bytes, allowed are at most {most}");
+        let text = text!("a value of {len} bytes, allowed are at most {most}");
         Err(Status::new(Code::DataLoss, text))
     } else if len == 0 {
         Ok(Vec::new())
     } else if value.is_null() {
-        Err(Status::new(Code::DataLoss, format!("a value of {len} bytes at NULL")))
+        Err(Status::new(Code::DataLoss, text!("a value of {len} bytes at NULL")))
     } else {
         // SAFETY: the application's `len` bytes, for the call.
         let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) };
@@ -52,9 +52,9 @@ fn ms(time: Duration) -> i64 {
 fn ended(code: rdma_code_t, function: &str) -> Result<(), Status> {
     match Code::from_i32(code) {
         Some(Code::Ok) => Ok(()),
-        Some(code) => Err(Status::new(code, format!("its function {function} failed"))),
+        Some(code) => Err(Status::new(code, text!("its function {function} failed"))),
         None => {
-            let text = format!("its function {function} failed with the unknown code {code}");
+            let text = text!("its function {function} failed with the unknown code {code}");
             Err(Status::new(Code::Unknown, text))
         }
     }
@@ -63,7 +63,7 @@ fn ended(code: rdma_code_t, function: &str) -> Result<(), Status> {
 impl Ops {
     /// Checks that what is required is there.
     pub(super) fn new(ops: rdma_store_ops, userdata: *mut c_void) -> Result<Ops, Status> {
-        let missing = |what| Err(Status::invalid(format!("ops.{what} is NULL")));
+        let missing = |what| Err(Status::invalid(text!("ops.{what} is NULL")));
         match (ops.set, ops.get) {
             (None, _) => missing("set"),
             (_, None) => missing("get"),
@@ -155,7 +155,7 @@ impl Runtime for Ops {
             (RDMA_STORE_ABSENT, _) => Ok(Compared::Absent),
             (RDMA_STORE_DIFFERS, Some(value)) => Ok(Compared::Differs(value?)),
             (other, _) => {
-                let text = format!("its function compare_set told the result {other}, or no value");
+                let text = text!("its function compare_set told the result {other}, or no value");
                 Err(Status::new(Code::DataLoss, text))
             }
         }))

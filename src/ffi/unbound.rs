@@ -118,11 +118,11 @@ pub unsafe extern "C-unwind" fn rdma_unbound_recv(
 /// `sources` is NULL or `n` readable numbers.
 unsafe fn parties(sources: *const rdma_peer_t, n: usize) -> Result<SmallVec<[Party; 2]>, Status> {
     if n > RDMA_UNBOUND_MAX_SOURCES {
-        let text = format!("n is {n}, allowed are 0 to {RDMA_UNBOUND_MAX_SOURCES}");
+        let text = text!("n is {n}, allowed are 0 to {RDMA_UNBOUND_MAX_SOURCES}");
         return Err(Status::invalid(text));
     }
     if sources.is_null() && n > 0 {
-        return Err(Status::invalid(format!("sources is NULL, but n is {n}")));
+        return Err(Status::invalid(text!("sources is NULL, but n is {n}")));
     }
     // SAFETY: by this function's contract.
     if n == 1 && unsafe { sources.read_unaligned() } == Party::ANY.handle() {
@@ -135,7 +135,7 @@ unsafe fn parties(sources: *const rdma_peer_t, n: usize) -> Result<SmallVec<[Par
         let peer = unsafe { sources.add(i).read_unaligned() };
         let party = Party::of_handle(peer).filter(|&party| party != Party::ANY);
         parties.push(party.ok_or_else(|| {
-            Status::invalid(format!("sources[{i}] is {peer}, which is no peer's number"))
+            Status::invalid(text!("sources[{i}] is {peer}, which is no peer's number"))
         })?);
     }
     Ok(parties)

@@ -25,7 +25,7 @@ pub(super) fn put(level: Level, text: &str) {
     // A closed stderr is no reason to fail.
     let left_out = crate::os::without_write_signals(|| {
         if before > 0 {
-            let text = format!("{before} lines were left out, since nobody read stderr");
+            let text = text!("{before} lines were left out, since nobody read stderr");
             if !taken(&mut to, line(Level::Warn, &text).as_bytes()) {
                 return before + 1;
             }

@@ -167,10 +167,10 @@ impl Wanted<'_> {
             }
             let tries = known.map(|p| p.tries.text()).filter(|text| !text.is_empty());
             let tries = tries.unwrap_or_else(|| "no answer".to_owned());
-            Some(format!("{}'{}': {tries}", called(i), self.peers[i]))
+            Some(text!("{}'{}': {tries}", called(i), self.peers[i]))
         };
         let missing: Vec<String> = self.indices.iter().enumerate().filter_map(missing).collect();
-        let text = format!(
+        let text = text!(
             "{} of {} peers not connected after {}: {}",
             missing.len(),
             self.peers.len(),

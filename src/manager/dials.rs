@@ -244,7 +244,7 @@ impl Core {
             Met::Nobody => std::mem::take(&mut route.broke),
         });
         let (status, retryable) = match died {
-            true => (Status::gone(format!("it ended while connecting: {}", status.message)), false),
+            true => (Status::gone(text!("it ended while connecting: {}", status.message)), false),
             false => (status, retryable),
         };
         log::info(format_args!("connecting to peer '{name}' failed: {status}"));

@@ -20,7 +20,7 @@ pub struct Gate<'a> {
 impl Negotiator for Gate<'_> {
     fn check(&mut self, peer: &PeerHello, proved: bool) -> Option<Result<(), Status>> {
         if peer.name == self.world.name {
-            let text = format!("a peer with this manager's own name '{}'", peer.name);
+            let text = text!("a peer with this manager's own name '{}'", peer.name);
             return Some(Err(Status::new(Code::AlreadyExists, text)));
         }
         if proved {
@@ -43,7 +43,7 @@ impl Negotiator for Gate<'_> {
             return Err(Status::new(Code::ResourceExhausted, "no memory for one more endpoint"));
         }
         let Some(adapter) = self.world.adapters[kind as usize].as_mut() else {
-            let text = format!("provider {} is not open", kind.name());
+            let text = text!("provider {} is not open", kind.name());
             return Err(Status::new(Code::Unavailable, text));
         };
         let ep = match peer.rail {
@@ -90,7 +90,7 @@ impl Negotiator for Gate<'_> {
 
 /// The name belongs to a process that lives. Worth another try: that process may end.
 pub fn taken(name: &str) -> Status {
-    let text = format!(
+    let text = text!(
         "another process is connected as '{name}', and lives: a name alone does not replace it, the \
          shared secret does (option secret, RDMA_AUTH_SECRET_FILE)"
     );

@@ -57,7 +57,7 @@ impl Core {
     ) -> Result<u32, Status> {
         if self.meetings.all.len() >= MAX_UNNAMED {
             let text =
-                format!("{MAX_UNNAMED} addresses wait for their peer's name, more are not allowed");
+                text!("{MAX_UNNAMED} addresses wait for their peer's name, more are not allowed");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         let id = self.meetings.number();
@@ -156,16 +156,16 @@ impl Manager {
         let last = self.core.lock().part(id);
         match found {
             Some(Ok(name)) => Ok(Some(name)),
-            Some(Err(mut status)) => {
-                status.message = format!("no peer met at {address}: {}", status.message);
-                Err(status)
+            Some(Err(status)) => {
+                let text = text!("no peer met at {address}: {}", status.message);
+                Err(status.with_message(text))
             }
             None => {
                 self.refuse_closing()?;
                 // What has no room here had none until the end.
                 let full = last.as_ref().is_some_and(|s| s.code == Code::ResourceExhausted);
                 let why = last.map_or_else(|| "no answer".to_owned(), Status::into_message);
-                let text = format!("no peer met at {address} after {}: {why}", seconds(limit));
+                let text = text!("no peer met at {address} after {}: {why}", seconds(limit));
                 let code = if full { Code::ResourceExhausted } else { Code::DeadlineExceeded };
                 Err(Status::new(code, text).because(Reason::Deadline))
             }
@@ -176,7 +176,7 @@ impl Manager {
     pub fn set_name(&self, name: &str) -> Result<(), Status> {
         self.call(|core| {
             if core.engine.find_peer(name).is_some() {
-                let text = format!("'{name}' is the name of a peer");
+                let text = text!("'{name}' is the name of a peer");
                 return Err(Status::new(Code::FailedPrecondition, text));
             }
             core.boot.rename(name)?;

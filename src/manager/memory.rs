@@ -47,7 +47,7 @@ fn in_parts(
     let max = adapter.max_region();
     let max = if max < 4096 { max.max(1) } else { max & !4095 };
     if len.div_ceil(max) > MAX_REGIONS as u64 {
-        let text = format!("{len} bytes need more than {MAX_REGIONS} regions of at most {max}");
+        let text = text!("{len} bytes need more than {MAX_REGIONS} regions of at most {max}");
         return Err(Status::new(Code::ResourceExhausted, text));
     }
     let mut keys = Keys::one(register(adapter, 0, len.min(max))?);
@@ -156,7 +156,7 @@ impl Regions {
         pool: bool,
     ) -> Result<Vec<Status>, Status> {
         let end = addr.checked_add(len).filter(|_| addr != 0 && len != 0).ok_or_else(|| {
-            Status::invalid(format!("region of {len} bytes at {addr:#x} is empty or wraps around"))
+            Status::invalid(text!("region of {len} bytes at {addr:#x} is empty or wraps around"))
         })?;
         let before = self.map.range(..end).next_back();
         if let Some((&base, r)) = before
@@ -164,10 +164,7 @@ impl Regions {
         {
             return Err(Status::new(
                 Code::AlreadyExists,
-                format!(
-                    "region {addr:#x}+{len} overlaps the registered region {base:#x}+{}",
-                    r.len
-                ),
+                text!("region {addr:#x}+{len} overlaps the registered region {base:#x}+{}", r.len),
             ));
         }
         let device = on.map_or(0, |d| d.0);
@@ -207,7 +204,7 @@ impl Regions {
         match self.map.get(&addr) {
             Some(r) if !r.pool => Ok((r.len, r.device)),
             _ => {
-                let text = format!("no region was registered at {addr:#x}");
+                let text = text!("no region was registered at {addr:#x}");
                 Err(Status::new(Code::NotFound, text))
             }
         }

@@ -36,7 +36,7 @@ impl Manager {
             if !inside {
                 self.progress()?;
             } else if begun.elapsed() > RECLAIM {
-                let text = format!("a copy is under way in the memory registered at {addr:#x}");
+                let text = text!("a copy is under way in the memory registered at {addr:#x}");
                 return Err(Status::new(Code::FailedPrecondition, text));
             }
             std::thread::sleep(Duration::from_micros(50));
@@ -87,7 +87,7 @@ impl Manager {
     pub fn mem_free(&self, addr: u64) -> Result<(), Status> {
         self.call(|core| {
             if !core.world.lent.remove(&addr) {
-                let text = format!("no memory of rdma_mem_alloc begins at {addr:#x}");
+                let text = text!("no memory of rdma_mem_alloc begins at {addr:#x}");
                 return Err(Status::new(Code::NotFound, text));
             }
             core.world.pool_free(addr)

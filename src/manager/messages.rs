@@ -42,7 +42,7 @@ impl Manager {
             _ if party == Party::OWN => Ok(core.engine.name.clone()),
             Some(peer) => Ok(peer.name.clone()),
             None => {
-                let text = format!("peer {} is not known", party.handle());
+                let text = text!("peer {} is not known", party.handle());
                 Err(Status::new(Code::NotFound, text))
             }
         }
@@ -225,7 +225,7 @@ impl Manager {
         }
         self.refuse_closing()?;
         let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
-        let text = format!("messages in the attached buffer have not gone{time}");
+        let text = text!("messages in the attached buffer have not gone{time}");
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 
@@ -402,7 +402,7 @@ impl Manager {
 }
 
 fn not_prepared(id: u64) -> Status {
-    Status::new(Code::NotFound, format!("persistent {id} is not known, or was freed"))
+    Status::new(Code::NotFound, text!("persistent {id} is not known, or was freed"))
 }
 
 /// Content that was here goes to the memory of its receive.

@@ -330,7 +330,7 @@ impl Manager {
             return Ok(());
         }
         self.refuse_closing()?;
-        let text = format!("nothing happened within {}", seconds(timeout));
+        let text = text!("nothing happened within {}", seconds(timeout));
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 

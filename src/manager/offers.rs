@@ -24,7 +24,7 @@ pub(super) fn open_adapters(
             continue;
         }
         let opened = fabric::probe(kind).map_err(|why| {
-            let text = format!("provider {}: {}", kind.name(), why.message);
+            let text = text!("provider {}: {}", kind.name(), why.message);
             match why.code {
                 // It could be used, if there were descriptors and memory.
                 Code::ResourceExhausted => why.with_message(text),
@@ -32,7 +32,7 @@ pub(super) fn open_adapters(
             }
         });
         let named = |why: Status| {
-            let text = format!("provider {}: {}", kind.name(), why.message);
+            let text = text!("provider {}: {}", kind.name(), why.message);
             why.with_message(text)
         };
         let unavailable = match opened.and_then(|()| fabric::open(kind, config).map_err(named)) {
@@ -61,12 +61,14 @@ pub(super) fn open_adapters(
 }
 
 /// What to do about a provider that is required and cannot be used here.
-fn advise(kind: ProviderKind, mut status: Status) -> Status {
+fn advise(kind: ProviderKind, status: Status) -> Status {
     if kind == ProviderKind::Ibverbs && status.code == Code::Unavailable {
-        status.message.push_str(
-            "; ibverbs needs libibverbs.so.1, its driver for the device, and a port that `ibv_devinfo` \
+        let text = text!(
+            "{}; ibverbs needs libibverbs.so.1, its driver for the device, and a port that `ibv_devinfo` \
              shows as PORT_ACTIVE (docs/rdma.md); RDMA_PROVIDER=auto uses what there is",
+            status.message
         );
+        return status.with_message(text);
     }
     status
 }

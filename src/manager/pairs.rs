@@ -100,7 +100,7 @@ impl Manager {
                 };
                 drop(core);
                 let (rank, time) = (facts.rank, seconds(timeout));
-                let text = format!(
+                let text = text!(
                     "pair of rank {rank}: not connected to peer '{name}' after {time}: {why}"
                 );
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
@@ -212,7 +212,7 @@ impl Manager {
                 let what = if way == Way::Send { "no send ended" } else { "nothing arrived" };
                 let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
                 let called = self.core.lock().engine.buffer_called(buffer);
-                let text = format!("{called}: {what}{time}");
+                let text = text!("{called}: {what}{time}");
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
             }
         }
@@ -315,14 +315,14 @@ fn counts_now(core: &Core, buffer: u64) -> Result<(u64, u64), Status> {
 
 /// The token and the manager's address in a pair's address, which comes from anywhere.
 fn read_address(bytes: &[u8]) -> Result<(u64, &[u8]), Status> {
-    let bad = |why: String| Status::invalid(format!("address of a pair: {why}"));
+    let bad = |why: String| Status::invalid(text!("address of a pair: {why}"));
     let mut r = Reader::new(bytes);
     if r.array() != Ok(MAGIC) {
         return Err(bad("it does not begin with 'RDMP'".into()));
     }
     let version = r.u16().map_err(|e| bad(e.to_string()))?;
     if version != VERSION {
-        return Err(bad(format!("version {version}; this side reads {VERSION}")));
+        return Err(bad(text!("version {version}; this side reads {VERSION}")));
     }
     let token = r.u64().map_err(|e| bad(e.to_string()))?;
     Ok((token, r.rest()))

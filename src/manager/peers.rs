@@ -6,9 +6,10 @@ use super::*;
 fn listen_within(mut listen: impl FnMut(&str) -> Result<(), Status>) -> Result<(), Status> {
     let Err(first) = listen("127.0.0.1:0") else { return Ok(()) };
     listen("[::1]:0").map_err(|second| {
-        let text = format!(
+        let text = text!(
             "{}; {}; options.listen (or RDMA_LISTEN) says where to listen",
-            first.message, second.message
+            first.message,
+            second.message
         );
         first.with_message(text)
     })
@@ -38,7 +39,7 @@ impl Manager {
 
     fn check_name(&self, peer: &str) -> Result<(), Status> {
         crate::bootstrap::check_name(peer).map_err(|status| {
-            let text = format!("peer: {}", status.message);
+            let text = text!("peer: {}", status.message);
             status.with_message(text)
         })?;
         refuse_own(&self.core.lock(), peer)
@@ -59,7 +60,7 @@ impl Manager {
             let known = core.engine.peer(index);
             let stale = known.filter(|k| incarnation.is_some_and(|i| i != k.incarnation));
             for ch in stale.map_or_else(Vec::new, |k| k.channels.clone()) {
-                let status = Status::new(Code::Unavailable, format!("peer '{peer}' restarted"))
+                let status = Status::new(Code::Unavailable, text!("peer '{peer}' restarted"))
                     .because(Reason::PeerRestarted);
                 core.engine.channel_down(&mut core.world, ch, status);
             }
@@ -111,7 +112,7 @@ impl Manager {
                 let tries = core.engine.peer(index).map(|p| p.tries.text());
                 let why = tries.unwrap_or_else(|| "no answer".to_owned());
                 drop(core);
-                let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
+                let text = text!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
             }
         }
@@ -147,7 +148,7 @@ impl Manager {
     pub fn peer_info(&self, peer: &str) -> Result<PeerInfo, Status> {
         let core = self.core.lock();
         let index = core.peer(peer)?;
-        let none = || Status::new(Code::NotFound, format!("peer '{peer}' is not known any more"));
+        let none = || Status::new(Code::NotFound, text!("peer '{peer}' is not known any more"));
         let p = core.engine.peer(index).ok_or_else(none)?;
         let route = core.world.routes.get(index);
         let of = |&c: &_| core.engine.channel(c).map_or(0, |c| c.rails().count());
@@ -195,7 +196,7 @@ impl Manager {
 
 fn refuse_own(core: &Core, peer: &str) -> Result<(), Status> {
     match *peer == *core.engine.name {
-        true => Err(Status::invalid(format!("'{peer}' is this manager's own name"))),
+        true => Err(Status::invalid(text!("'{peer}' is this manager's own name"))),
         false => Ok(()),
     }
 }

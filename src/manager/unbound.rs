@@ -36,7 +36,7 @@ impl AllUnbound {
             return Err(crate::room::none(size_of::<Unbound>(), "an unbound buffer"));
         }
         let Some(vacancy) = self.all.vacancy() else {
-            let text = format!("there are {CAPACITY} unbound buffers already: no room for more");
+            let text = text!("there are {CAPACITY} unbound buffers already: no room for more");
             return Err(Status::new(Code::ResourceExhausted, text));
         };
         self.last += 1;
@@ -92,7 +92,7 @@ impl Unbound {
     /// The part of its memory that an operation is about.
     fn part(&self, (offset, len): (u64, u64)) -> Result<Memory, Status> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            let text = format!(
+            let text = text!(
                 "{len} bytes at offset {offset} of an unbound buffer of {} bytes, allowed are those within it",
                 self.len
             );
@@ -378,10 +378,10 @@ impl From<Received> for Begun {
 }
 
 fn unknown(id: u64) -> Status {
-    Status::new(Code::NotFound, format!("unbound buffer {id} is not known, or was destroyed"))
+    Status::new(Code::NotFound, text!("unbound buffer {id} is not known, or was destroyed"))
 }
 
 fn aborted(id: u64) -> Status {
-    let text = format!("unbound buffer {id}: the wait was aborted");
+    let text = text!("unbound buffer {id}: the wait was aborted");
     Status::new(Code::Cancelled, text).because(Reason::Cancelled)
 }

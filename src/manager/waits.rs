@@ -116,7 +116,7 @@ impl Manager {
             0 => "callbacks have not returned".to_owned(),
             _ => format!("{left} operations{with} are under way"),
         };
-        let text = format!("{what} after {}{wait}", seconds(timeout));
+        let text = text!("{what} after {}{wait}", seconds(timeout));
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 

@@ -265,7 +265,7 @@ impl Pool {
         let exhausted = || {
             Status::new(
                 Code::ResourceExhausted,
-                format!("shared memory pool: {len} bytes exceed its limit of {}", self.limit),
+                text!("shared memory pool: {len} bytes exceed its limit of {}", self.limit),
             )
         };
         let rounded = len.max(1).checked_next_multiple_of(ALIGN).ok_or_else(exhausted)?;
@@ -315,7 +315,7 @@ impl Pool {
         }
         if inner.segments.len() >= MAX_SEGMENTS {
             let text =
-                format!("shared memory pool: it has {MAX_SEGMENTS} segments, the most allowed");
+                text!("shared memory pool: it has {MAX_SEGMENTS} segments, the most allowed");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         let (fd, map) = map_segment(size, own)?;
@@ -339,7 +339,7 @@ impl Pool {
     pub fn free(&self, addr: *mut u8) -> Result<(), Status> {
         let mut inner = self.inner.lock();
         let block = inner.index.blocks.remove(&addr.addr()).ok_or_else(|| {
-            let text = format!("shared memory pool: no block begins at {:#x}", addr.addr());
+            let text = text!("shared memory pool: no block begins at {:#x}", addr.addr());
             Status::new(Code::NotFound, text)
         })?;
         inner.used -= block.len;

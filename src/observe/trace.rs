@@ -87,7 +87,7 @@ impl Trace {
         if let Some(running) = &*recorder {
             return Err(Status::new(
                 Code::FailedPrecondition,
-                format!("a trace to {:?} is running, stop it first", running.path),
+                text!("a trace to {:?} is running, stop it first", running.path),
             ));
         }
         let process = std::process::id();

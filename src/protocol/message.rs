@@ -259,7 +259,7 @@ impl Extra<'_> {
         if flags & F_PARTS != 0 {
             let [n] = r.array::<1>()?;
             if n == 0 || usize::from(n) > MAX_PARTS {
-                let text = format!("a message of {n} parts, 1 to {MAX_PARTS} are allowed");
+                let text = text!("a message of {n} parts, 1 to {MAX_PARTS} are allowed");
                 return Err(Status::invalid(text));
             }
             (extra.parts, _) = r.bytes(8 * usize::from(n))?.as_chunks::<8>();
@@ -278,7 +278,7 @@ impl Extra<'_> {
         if self.parts.is_empty() || sum == Some(nbytes) {
             return Ok(());
         }
-        let text = format!("parts that are not as long as their message, which has {nbytes} bytes");
+        let text = text!("parts that are not as long as their message, which has {nbytes} bytes");
         Err(Status::invalid(text))
     }
 }

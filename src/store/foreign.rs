@@ -52,7 +52,7 @@ impl Foreign {
     }
 
     fn lacks(&self, what: &str) -> Status {
-        let text = format!("{} has no {what}", self.name);
+        let text = text!("{} has no {what}", self.name);
         Status::new(Code::Unimplemented, text)
     }
 

@@ -67,7 +67,7 @@ impl Shared {
     }
 
     fn lost(&self) -> Status {
-        let text = format!(
+        let text = text!(
             "{}: the lease of {} ms was lost, since it could not be renewed for so long; what was written \
              under it is gone",
             self.kind.name(),
@@ -100,7 +100,7 @@ impl Lease {
         until: Until<'_>,
     ) -> Result<Lease, Status> {
         if ttl < MIN_TTL || ttl > MAX_TTL {
-            let text = format!(
+            let text = text!(
                 "a lease of {} ms, allowed are {} to {}",
                 ttl.as_millis(),
                 MIN_TTL.as_millis(),

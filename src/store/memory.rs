@@ -96,7 +96,7 @@ impl Table {
         let old = self.values.get(key).map_or(0, |old| cost(key, old.bytes.len(), old.lease));
         let bytes = self.bytes - old + cost(key, value.len(), lease);
         if bytes > STORE_BYTES || old == 0 && self.values.len() >= STORE_KEYS {
-            let text = format!(
+            let text = text!(
                 "a value of {} bytes does not fit: {} keys and {} bytes are there, allowed are {STORE_KEYS} and \
                  {STORE_BYTES}",
                 value.len(),
@@ -337,7 +337,7 @@ impl Kind for Memory {
     fn lease(&self, id: LeaseId, ttl: Duration, _until: Until<'_>) -> Result<(), Status> {
         self.with(|table| {
             if !table.leases.contains_key(&id) && table.leases.len() >= STORE_KEYS {
-                let text = format!("{STORE_KEYS} leases are held, more are not allowed");
+                let text = text!("{STORE_KEYS} leases are held, more are not allowed");
                 return Err(Status::new(Code::ResourceExhausted, text));
             }
             room::grow(&mut table.leases, 1, "leases")?;

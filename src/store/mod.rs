@@ -101,7 +101,7 @@ pub(crate) fn slices(keys: &[impl AsRef<[u8]>]) -> Result<Vec<&[u8]>, Status> {
 }
 
 fn too_long(name: &str, what: &str, len: usize, most: usize) -> Status {
-    Status::invalid(format!("{name}: a {what} of {len} bytes, allowed are at most {most}"))
+    Status::invalid(text!("{name}: a {what} of {len} bytes, allowed are at most {most}"))
 }
 
 impl Store {
@@ -125,7 +125,7 @@ impl Store {
     pub fn prefix(&self, prefix: &[u8]) -> Result<Store, Status> {
         let len = self.prefix.len() + prefix.len() + 1;
         if prefix.is_empty() || len >= STORE_KEY {
-            let text = format!(
+            let text = text!(
                 "{}: a prefix of {} bytes behind one of {}, allowed are 1 to {} in all",
                 self.kind.name(),
                 prefix.len(),
@@ -208,7 +208,7 @@ impl Store {
     fn key(&self, key: &[u8]) -> Result<Box<[u8]>, Status> {
         let len = self.prefix.len() + key.len();
         if key.is_empty() {
-            let text = format!("{}: a key of 0 bytes, allowed are 1 to {STORE_KEY}", self.name());
+            let text = text!("{}: a key of 0 bytes, allowed are 1 to {STORE_KEY}", self.name());
             return Err(Status::invalid(text));
         }
         if len > STORE_KEY {
@@ -228,7 +228,7 @@ impl Store {
 
     fn check_value(&self, key: &[u8], value: &[u8]) -> Result<(), Status> {
         if value.len() > STORE_VALUE {
-            let what = format!("value of key '{}'", shown::key(key));
+            let what = text!("value of key '{}'", shown::key(key));
             return Err(too_long(self.name(), &what, value.len(), STORE_VALUE));
         }
         Ok(())
@@ -241,20 +241,20 @@ impl Store {
     }
 
     /// Names the store and the key in an error that does not yet.
-    fn about(&self, key: &[u8], mut status: Status) -> Status {
+    fn about(&self, key: &[u8], status: Status) -> Status {
         if status.code != Code::Cancelled && !status.message.contains(self.name()) {
             let (name, key) = (self.name(), shown::key(key));
             let text = crate::room::said(format_args!("{name}: key '{key}': {}", status.message));
-            status.message = text;
+            return status.with_message(text);
         }
         status
     }
 
     /// Names the store in an error of a lease that does not yet.
-    fn about_lease(&self, mut status: Status) -> Status {
+    fn about_lease(&self, status: Status) -> Status {
         if status.code != Code::Cancelled && !status.message.contains(self.name()) {
-            let text = format_args!("{}: {}", self.name(), status.message);
-            status.message = crate::room::said(text);
+            let text = text!("{}: {}", self.name(), status.message);
+            return status.with_message(text);
         }
         status
     }
@@ -429,8 +429,7 @@ pub fn in_redis(address: &str, password: Option<&[u8]>) -> Result<Arc<dyn Kind>,
 /// This build has none.
 #[cfg(not(feature = "redis"))]
 pub fn in_redis(address: &str, _password: Option<&[u8]>) -> Result<Arc<dyn Kind>, Status> {
-    let text =
-        format!("redis store at {address}: this library was built without the feature redis");
+    let text = text!("redis store at {address}: this library was built without the feature redis");
     Err(Status::new(Code::Unimplemented, text))
 }
 

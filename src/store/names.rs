@@ -49,7 +49,7 @@ impl Names {
             }
             until.stop.check()?;
             if until.is_over() {
-                let text = format!("'{}' is still being looked up", self.address);
+                let text = text!("'{}' is still being looked up", self.address);
                 return Err(Failed::Again(Status::new(Code::Unavailable, text)));
             }
             until.sleep(pause)?;

@@ -9,7 +9,7 @@ pub(crate) fn number(value: &[u8]) -> Result<i64, Status> {
     // As every kind writes it: neither "+5" nor "007".
     let number = text.and_then(|text| text.parse().ok().filter(|n: &i64| n.to_string() == text));
     number.ok_or_else(|| {
-        let text = format!(
+        let text = text!(
             "the value '{}' is not a decimal number of 64 bits",
             shown::key(&value[..value.len().min(64)])
         );
@@ -21,7 +21,7 @@ pub(crate) fn number(value: &[u8]) -> Result<i64, Status> {
 pub(crate) fn sum(value: Option<&[u8]>, delta: i64) -> Result<i64, Status> {
     let before = value.map_or(Ok(0), number)?;
     before.checked_add(delta).ok_or_else(|| {
-        let text = format!("{before} + {delta} does not fit into 64 bits");
+        let text = text!("{before} + {delta} does not fit into 64 bits");
         Status::new(Code::OutOfRange, text)
     })
 }

@@ -101,7 +101,7 @@ impl ClientSocket {
         name.sun_family = libc::AF_UNIX as libc::sa_family_t;
         let path = path.as_os_str().as_bytes();
         if path.len() >= name.sun_path.len() {
-            let text = format!("a path of {} bytes is too long for a socket", path.len());
+            let text = text!("a path of {} bytes is too long for a socket", path.len());
             return Err(Failed::Finally(Status::invalid(text)));
         }
         for (to, &byte) in name.sun_path.iter_mut().zip(path) {

@@ -114,7 +114,7 @@ impl Effect {
             Effect::Look => Failed::Again(why),
             Effect::Write => Failed::Unheard(why),
             Effect::Once => {
-                let text = format!("{UNKNOWN}: {}", why.message);
+                let text = text!("{UNKNOWN}: {}", why.message);
                 Failed::Finally(Status::new(Code::Unavailable, text).because(Reason::PeerGone))
             }
         }

@@ -393,9 +393,10 @@ impl Stage {
                     let bytes = self.w.mem.read(who, src.1, src.0, len, "source of a copy");
                     self.w.mem.write(who, dst.1, dst.0, bytes, "destination of a copy");
                 }
-                if let Err(status) = &mut result {
-                    status.message.push_str(" (copy)");
-                }
+                result = result.map_err(|status| {
+                    let text = format!("{} (copy)", status.message);
+                    status.with_message(text)
+                });
                 self.copied(node, token, result);
             }
             Answer::Spread { token, dst, src, len } => {

@@ -119,7 +119,7 @@ impl Bootstrap {
         deadline: Instant,
     ) -> Result<(u64, Conn), Status> {
         if addr.port() == 0 {
-            return Err(Status::invalid(format!("address {addr} has no port")));
+            return Err(Status::invalid(text!("address {addr} has no port")));
         }
         let hs = Handshake::connect(&self.shared, dial.expect.clone(), dial.rail)?;
         let stream = TcpStream::from(start_connect(&addr).map_err(|e| unconnected("connect", &e))?);
@@ -162,7 +162,7 @@ impl Dial {
             None => Status::new(Code::Unavailable, "there was no time to try"),
         };
         if is_of_an_operation(status.code) {
-            status.code = Code::Unavailable;
+            status = status.with_code(Code::Unavailable);
         }
         let met = match &self.met[..] {
             all if all.contains(&Met::Broken) => Met::Broken,
@@ -173,7 +173,7 @@ impl Dial {
         };
         let what = if tries.is_empty() { status.message.clone() } else { tries.join("; ") };
         let retryable = is_retryable(&status);
-        status.message = format!("cannot connect{whom}: {what}");
+        let status = status.with_message(text!("cannot connect{whom}: {what}"));
         let tried = self.errors.len();
         BootEvent::Failed { token: self.token, status, retryable, met, tried }
     }

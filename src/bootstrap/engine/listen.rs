@@ -47,7 +47,7 @@ impl Bootstrap {
         if self.listeners.len() >= MAX_LISTENERS {
             return Err(Status::new(
                 Code::ResourceExhausted,
-                format!("'{text}' would be more than {MAX_LISTENERS} listeners"),
+                text!("'{text}' would be more than {MAX_LISTENERS} listeners"),
             ));
         }
         self.check_exposure(&addrs)?;
@@ -58,7 +58,7 @@ impl Bootstrap {
                 Err(e) => last = Some(Status::os(format!("cannot listen on {addr}"), &e)),
             }
         }
-        Err(last.unwrap_or_else(|| Status::internal(format!("'{text}' has no address"))))
+        Err(last.unwrap_or_else(|| Status::internal(text!("'{text}' has no address"))))
     }
 
     fn check_exposure(&self, addrs: &[SocketAddr]) -> Result<(), Status> {
@@ -70,7 +70,7 @@ impl Bootstrap {
             None => Ok(()),
             Some(a) => Err(Status::new(
                 Code::FailedPrecondition,
-                format!(
+                text!(
                     "listening on {a} without authentication would let any host in; set a secret \
                      (option secret or RDMA_AUTH_SECRET_FILE), listen on a loopback address, or \
                      set option allow_remote"
@@ -218,7 +218,7 @@ impl Bootstrap {
         if !entry.conn.is_lingering() {
             let status = Status::new(
                 Code::ResourceExhausted,
-                format!(
+                text!(
                     "{} missing, and {} handshakes are under way: it made room for another",
                     entry.conn.awaits(),
                     self.entries.len() + 1

@@ -91,7 +91,7 @@ impl Channel {
     pub fn too_many_asks(&self) -> Option<Status> {
         let n = self.pending.len();
         (n >= ASKS).then(|| {
-            let text = format!(
+            let text = text!(
                 "{n} posts wait on the connection, faster than the peer takes them; with {ASKS} nothing \
                  more is asked for"
             );

@@ -161,10 +161,9 @@ impl Engine {
                 self.fail(fx, index, status);
             }
             _ => {
-                let mut status = status.clone();
-                status.message =
-                    format!("{} from peer '{from}' over {provider}: {}", r.named, status.message);
-                self.fail(fx, index, status);
+                let text =
+                    text!("{} from peer '{from}' over {provider}: {}", r.named, status.message);
+                self.fail(fx, index, status.clone().with_message(text));
             }
         }
     }
@@ -181,7 +180,7 @@ impl Engine {
             return self.end_given_up(fx, index, status.clone());
         }
         let (named, to) = (&r.named, self.peer_name(Some(r.peer)));
-        let message = format!("{named} to peer '{to}': {}", status.message);
+        let message = text!("{named} to peer '{to}': {}", status.message);
         let lost = status.clone().with_message(message);
         let Some(r) = self.responses.get_mut(index) else { return };
         let failed = match &mut r.state {

@@ -333,10 +333,10 @@ impl Engine {
 }
 
 /// Why a message was not sent: a receiver that closes its memory while it is written has given its receive up.
-fn of_message(mut status: Status) -> Status {
+fn of_message(status: Status) -> Status {
     if status.code == Code::PermissionDenied && status.reason != Reason::LocalError {
-        status.code = Code::Cancelled;
-        status.message = format!("the receiver ended its receive meanwhile: {}", status.message);
+        let text = text!("the receiver ended its receive meanwhile: {}", status.message);
+        return status.with_code(Code::Cancelled).with_message(text);
     }
     status
 }

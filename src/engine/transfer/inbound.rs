@@ -241,7 +241,7 @@ impl Engine {
         what: &'static str,
     ) -> Option<&mut Request> {
         if self.answered(ch, index)?.done.is_message() {
-            let text = format!("{what} for a tagged message");
+            let text = text!("{what} for a tagged message");
             self.violation(ch, Status::invalid(text));
             return None;
         }

@@ -30,7 +30,7 @@ impl Engine {
                 if meta.nbytes > *len {
                     return Err(Status::new(
                         Code::OutOfRange,
-                        format!(
+                        text!(
                             "tensor '{}' has {} bytes, the destination given has {len}",
                             r.named.shown(),
                             meta.nbytes
@@ -85,7 +85,7 @@ impl Engine {
             (None, None) => Some(
                 Status::new(
                     Code::ResourceExhausted,
-                    format!(
+                    text!(
                         "the allocation callback gave no memory for {} bytes of '{}'",
                         r.meta.as_ref().map_or(0, |m| m.nbytes),
                         r.named.shown()

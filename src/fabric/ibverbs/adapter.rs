@@ -132,7 +132,7 @@ impl IbverbsAdapter {
         }
         Err(Status::new(
             Code::FailedPrecondition,
-            format!(
+            text!(
                 "process {} was forked after {} was opened; open it again in the child",
                 std::process::id(),
                 self.info.name
@@ -166,7 +166,7 @@ impl IbverbsAdapter {
     fn endpoint(&mut self, ep: EpId) -> Result<&mut Endpoint, Status> {
         self.endpoints
             .get_mut(&ep.0)
-            .ok_or_else(|| Status::new(Code::NotFound, format!("endpoint {} does not exist", ep.0)))
+            .ok_or_else(|| Status::new(Code::NotFound, text!("endpoint {} does not exist", ep.0)))
     }
 
     /// Work that appeared while the owner sleeps wakes it.
@@ -196,7 +196,7 @@ impl Adapter for IbverbsAdapter {
     unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
         self.alive()?;
         if len > self.max_region() {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "region of {len} bytes: {} allows {}; register it in parts",
                 self.info.name,
                 self.max_region()
@@ -229,7 +229,7 @@ impl Adapter for IbverbsAdapter {
         self.own_process()?;
         match self.regions.entry(mr.lkey) {
             Entry::Occupied(e) if e.get().rkey() == mr.rkey => e.remove().close(),
-            _ => Err(Status::new(Code::NotFound, format!("no region with key {:#x}", mr.lkey))),
+            _ => Err(Status::new(Code::NotFound, text!("no region with key {:#x}", mr.lkey))),
         }
     }
 
@@ -237,7 +237,7 @@ impl Adapter for IbverbsAdapter {
         self.alive()?;
         if self.port_down {
             let (dev, port) = (&self.info.name, self.choice.port.number);
-            return Err(Status::new(Code::Unavailable, format!("{dev} port {port} is down")));
+            return Err(Status::new(Code::Unavailable, text!("{dev} port {port} is down")));
         }
         if self.cfg.use_rdma_cm && self.cm.is_none() {
             self.restart_cm()?;
@@ -280,7 +280,7 @@ impl Adapter for IbverbsAdapter {
         }
         match self.endpoints.get(&ep.0) {
             Some(e) => Ok(self.local_address(e).encode()),
-            None => Err(Status::new(Code::NotFound, format!("endpoint {} does not exist", ep.0))),
+            None => Err(Status::new(Code::NotFound, text!("endpoint {} does not exist", ep.0))),
         }
     }
 
@@ -294,7 +294,7 @@ impl Adapter for IbverbsAdapter {
         self.alive()?;
         let peer = self.endpoint(ep)?.peer().to_string();
         if !self.endpoint(ep)?.is_new() {
-            let text = format!("endpoint to {peer} was connected before");
+            let text = text!("endpoint to {peer} was connected before");
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         if let Some(cm) = &mut self.cm {
@@ -333,7 +333,7 @@ impl Adapter for IbverbsAdapter {
     fn send(&mut self, ep: EpId, parts: &[&[u8]]) -> Result<(), PostError> {
         let len = parts.iter().fold(0usize, |n, p| n.saturating_add(p.len()));
         if len > recv::BUFFER {
-            let text = format!("message of {len} bytes; at most {} are allowed", recv::BUFFER);
+            let text = text!("message of {len} bytes; at most {} are allowed", recv::BUFFER);
             return Err(PostError::Failed(Status::invalid(text)));
         }
         self.post(ep, |e, pool| e.send(parts, pool))

@@ -64,7 +64,7 @@ impl Address {
 
     /// From a peer's bytes; each field is checked.
     pub fn decode(bytes: &[u8]) -> Result<Address, Status> {
-        let bad = |what: String| Status::invalid(format!("peer's ibverbs address: {what}"));
+        let bad = |what: String| Status::invalid(text!("peer's ibverbs address: {what}"));
         let Some(b) = bytes.first_chunk::<LEN>() else {
             return Err(bad(format!("{} bytes, at least {LEN} expected", bytes.len())));
         };
@@ -110,13 +110,13 @@ impl Address {
         if self.link != peer.link {
             return Err(Status::new(
                 Code::Unavailable,
-                format!("here the link is {:?}, at the peer {:?}", self.link, peer.link),
+                text!("here the link is {:?}, at the peer {:?}", self.link, peer.link),
             ));
         }
         if self.gid_kind != peer.gid_kind {
             return Err(Status::new(
                 Code::Unavailable,
-                format!(
+                text!(
                     "GID {} is {}, the peer's {} is {}: set RDMA_GID_INDEX on one end",
                     super::gid::text(&self.gid),
                     self.gid_kind.name(),
@@ -128,7 +128,7 @@ impl Address {
         if self.link == LinkLayer::InfiniBand && self.gid[..8] != peer.gid[..8] {
             return Err(Status::new(
                 Code::Unavailable,
-                format!(
+                text!(
                     "GID {} and the peer's {} are on different InfiniBand subnets, and only rdma_cm \
                      finds the router between them: set use_rdma_cm on both ends",
                     super::gid::text(&self.gid),
@@ -140,7 +140,7 @@ impl Address {
         if self.link == LinkLayer::Ethernet && v4 != super::gid::is_v4(&peer.gid) {
             return Err(Status::new(
                 Code::Unavailable,
-                format!(
+                text!(
                     "GID {} and the peer's {} are of different IP versions: set RDMA_GID_INDEX on \
                      one end",
                     super::gid::text(&self.gid),

@@ -56,7 +56,7 @@ impl CmAddress {
     pub fn decode(bytes: &[u8]) -> Result<CmAddress, Status> {
         let b = bytes.first_chunk::<40>().filter(|b| b[..3] == *b"CM\x02").ok_or_else(|| {
             let text = "peer's address is not one of rdma_cm: is it chosen on both ends?";
-            Status::invalid(format!("{text} ({} bytes)", bytes.len()))
+            Status::invalid(text!("{text} ({} bytes)", bytes.len()))
         })?;
         let (mut ip, mut token) = ([0; 16], [0; 16]);
         ip.copy_from_slice(&b[8..24]);
@@ -342,7 +342,7 @@ impl Cm {
             }
             ev::RDMA_CM_EVENT_TIMEWAIT_EXIT => return None,
             ev::RDMA_CM_EVENT_DISCONNECTED => Err(Status::gone("the peer disconnected")),
-            other => Err(Status::gone(format!("rdma_cm: {} ({status})", name(other)))),
+            other => Err(Status::gone(text!("rdma_cm: {} ({status})", name(other)))),
         };
         result.err().map(|s| CmEvent::Ended(ep, s))
     }

@@ -69,14 +69,13 @@ pub(super) fn lib() -> Result<&'static Lib, Status> {
     };
     LIB.get_or_init(load)
         .as_ref()
-        .map_err(|e| Status::new(Code::Unavailable, format!("rdma_cm: {e}")))
+        .map_err(|e| Status::new(Code::Unavailable, text!("rdma_cm: {e}")))
 }
 
 /// The C call just made failed.
 pub(super) fn failed(what: &str) -> Status {
-    let mut s = Status::os(format!("rdma_cm: {what}"), &sys::last_error());
-    s.code = Code::Unavailable;
-    s
+    let status = Status::os(format_args!("rdma_cm: {what}"), &sys::last_error());
+    status.with_code(Code::Unavailable)
 }
 
 /// The channel on which rdma_cm reports.
@@ -219,7 +218,7 @@ pub(super) fn ip_of(device: &str, link: LinkLayer, gid: &[u8; 16]) -> Result<[u8
         .map(|e| e.file_name().to_string_lossy().into_owned())
         .collect();
     interface_address(&names).ok_or_else(|| {
-        let text = format!("rdma_cm: {device} has no IP address; set up IPoIB on it");
+        let text = text!("rdma_cm: {device} has no IP address; set up IPoIB on it");
         Status::new(Code::Unavailable, text)
     })
 }

@@ -112,7 +112,7 @@ impl Cq {
             )
         };
         let raw = NonNull::new(raw).ok_or_else(|| {
-            let what = format!("completion queue of {entries} entries");
+            let what = text!("completion queue of {entries} entries");
             Status::os(what, &sys::last_error())
         })?;
         Ok(Arc::new(Cq { raw, unacknowledged: AtomicU32::new(0), channel: channel.clone() }))

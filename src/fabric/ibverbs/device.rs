@@ -297,7 +297,7 @@ fn open(verbs: &'static Verbs, dev: *mut ibv_device, wanted: Option<&str>) -> Op
     // SAFETY: as above.
     let raw = unsafe { (verbs.open_device)(dev) };
     let Some(raw) = NonNull::new(raw) else {
-        let why = format!("cannot be opened: {}", sys::last_error());
+        let why = text!("cannot be opened: {}", sys::last_error());
         return Some((closed(name, why), None));
     };
     let context = Context { raw, verbs, origin: Origin::here(), name };

@@ -193,7 +193,7 @@ impl Endpoint {
             State::Ready => Err(PostError::QueueFull),
             State::New | State::Connecting => Err(PostError::Failed(Status::new(
                 Code::FailedPrecondition,
-                format!("endpoint to {} is not connected", self.peer),
+                text!("endpoint to {} is not connected", self.peer),
             ))),
             State::Failing(s) | State::Down(s) => {
                 Err(PostError::Failed(status::down(&self.peer, s)))

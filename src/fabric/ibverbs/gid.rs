@@ -74,7 +74,7 @@ fn rank(e: &GidEntry) -> (bool, bool, bool, u8) {
 /// The best entry and why.
 pub fn choose(entries: &[GidEntry]) -> Option<(&GidEntry, String)> {
     let best = entries.iter().min_by_key(|e| rank(e))?;
-    let mut why = format!(
+    let mut why = text!(
         "GID index {} ({}, {}) of {}",
         best.index,
         text(&best.gid),

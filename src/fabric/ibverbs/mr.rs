@@ -90,7 +90,7 @@ impl MemoryRegion {
         let what = || format!("registration of {len} bytes at {addr:#x}");
         let n = usize::try_from(len).map_err(|_| Status::invalid(what()))?;
         if n == 0 || addr.checked_add(len).is_none() {
-            return Err(Status::invalid(format!("{}: empty or past the end of memory", what())));
+            return Err(Status::invalid(text!("{}: empty or past the end of memory", what())));
         }
         let verbs = pd.context.verbs();
         // SAFETY: the range is the caller's, by contract.
@@ -109,9 +109,9 @@ impl MemoryRegion {
         iova: u64,
         access: Access,
     ) -> Result<MemoryRegion, Status> {
-        let what = format!("registration of {len} bytes of dmabuf {fd}");
+        let what = text!("registration of {len} bytes of dmabuf {fd}");
         let reg = pd.context.verbs().reg_dmabuf_mr.ok_or_else(|| {
-            Status::new(Code::Unimplemented, format!("{what}: this libibverbs is too old"))
+            Status::new(Code::Unimplemented, text!("{what}: this libibverbs is too old"))
         })?;
         let n = usize::try_from(len).map_err(|_| Status::invalid(what.clone()))?;
         // SAFETY: the kernel checks descriptor and range; it holds the dmabuf while registered.
@@ -121,7 +121,7 @@ impl MemoryRegion {
             match e.raw_os_error() {
                 Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => Status::new(
                     Code::Unimplemented,
-                    format!("{what}: {} cannot register dmabufs", pd.context.name()),
+                    text!("{what}: {} cannot register dmabufs", pd.context.name()),
                 ),
                 _ => explain(&what, &e),
             }
@@ -175,10 +175,10 @@ fn explain(what: &str, e: &std::io::Error) -> Status {
     };
     let mut s = Status::os(what, e);
     if e.raw_os_error() == Some(libc::EFAULT) {
-        s.code = Code::InvalidArgument;
+        s = s.with_code(Code::InvalidArgument);
     }
-    s.message.push_str(hint);
-    s
+    let text = text!("{}{hint}", s.message);
+    s.with_message(text)
 }
 
 /// Registered memory of the adapter's own, in buffers of one size. Whole pages, so that a fork

@@ -66,7 +66,7 @@ fn open_one(cfg: &Config, ib: &IbConfig, number: u8) -> Result<IbverbsAdapter, S
     let choice = select::choose(&infos, ib, cfg.queue_depth)?;
     let (info, context) = found.into_iter().nth(choice.device).unwrap_or_else(|| unreachable!());
     let context =
-        context.ok_or_else(|| Status::internal(format!("{} is not open", choice.device)))?;
+        context.ok_or_else(|| Status::internal(text!("{} is not open", choice.device)))?;
     IbverbsAdapter::new((cfg, ib, number), choice, info, context)
 }
 

@@ -16,7 +16,7 @@ impl IbverbsAdapter {
     ) -> Result<(), PostError> {
         self.own_process().map_err(PostError::Failed)?;
         let Some(e) = self.endpoints.get_mut(&ep.0) else {
-            let s = Status::new(Code::NotFound, format!("endpoint {} does not exist", ep.0));
+            let s = Status::new(Code::NotFound, text!("endpoint {} does not exist", ep.0));
             return Err(PostError::Failed(s));
         };
         if f(e, &mut self.send)? {
@@ -29,7 +29,7 @@ impl IbverbsAdapter {
         let n = local.len();
         if n > self.caps.max_rdma {
             let max = self.caps.max_rdma;
-            let s = Status::invalid(format!("{what} of {n} bytes; at most {max} are allowed"));
+            let s = Status::invalid(text!("{what} of {n} bytes; at most {max} are allowed"));
             return Err(PostError::Failed(s));
         }
         Ok(())

@@ -77,7 +77,7 @@ impl IbverbsAdapter {
                 self.ready.push(Event::Written { ep: ep_id, imm });
             }
             op => {
-                let s = Status::invalid(format!(
+                let s = Status::invalid(text!(
                     "{} sent something that is no message (opcode {op}, immediate {imm:#x})",
                     ep.peer()
                 ));
@@ -128,7 +128,7 @@ impl IbverbsAdapter {
             return;
         };
         let text = what.unwrap_or("the queue pair is in error");
-        let s = Status::gone(format!("connection of {} and {}: {text}", self.name, ep.peer()));
+        let s = Status::gone(text!("connection of {} and {}: {text}", self.name, ep.peer()));
         if what.is_some() {
             ep.fail(s, &mut self.send, &mut self.ready);
         } else {
@@ -147,7 +147,7 @@ impl IbverbsAdapter {
             self.choice.port = port;
             return;
         }
-        let why = format!(
+        let why = text!(
             "the {what} of {} port {} changed: GID {} or its LID is gone",
             self.info.name,
             port.number,
@@ -210,7 +210,7 @@ impl IbverbsAdapter {
         if let Some(fd) = self.cm.as_ref().map(Cm::fd) {
             self.unwatch(fd);
         }
-        let s = Status::new(Code::Unavailable, format!("{}: {what}", self.info.name));
+        let s = Status::new(Code::Unavailable, text!("{}: {what}", self.info.name));
         self.note(what.to_string());
         for ep in self.endpoints.values_mut().filter(|e| !e.is_down()) {
             ep.lose(s.clone(), &mut self.send, &mut self.ready);

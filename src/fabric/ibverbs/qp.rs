@@ -306,16 +306,15 @@ fn needs_grh(local: &Address, remote: &Address) -> bool {
     local.link == LinkLayer::Ethernet || local.grh_required || remote.grh_required
 }
 
-fn unreachable_hint(mut e: Status, local: &Address, remote: &Address) -> Status {
+fn unreachable_hint(e: Status, local: &Address, remote: &Address) -> Status {
     use super::gid::text;
-    e.code = Code::Unavailable;
-    e.message = format!(
+    let hint = text!(
         "{}; from GID {} to {}: is there a route between them?",
         e.message,
         text(&local.gid),
         text(&remote.gid)
     );
-    e
+    e.with_code(Code::Unavailable).with_message(hint)
 }
 
 #[cfg(test)]

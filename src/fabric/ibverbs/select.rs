@@ -89,7 +89,7 @@ pub fn mtu_bytes(code: u8) -> u32 {
 }
 
 fn bad(var: &str, value: impl Display, allowed: impl Display) -> Status {
-    Status::invalid(format!("{var}={value}: {allowed}"))
+    Status::invalid(text!("{var}={value}: {allowed}"))
 }
 
 /// A short report of each device, for "why not".
@@ -130,7 +130,7 @@ fn find_port<'a>(
         if let Some(why) = &d.unusable {
             return Err(Status::new(
                 Code::Unavailable,
-                format!("{}={name}: {why}", cfg.device_setting()),
+                text!("{}={name}: {why}", cfg.device_setting()),
             ));
         }
         if cfg.port != 0 && !d.ports.iter().any(|p| p.number == cfg.port) {
@@ -155,7 +155,7 @@ fn find_port<'a>(
         }
     }
     let (i, p) = best.ok_or_else(|| {
-        Status::new(Code::Unavailable, format!("no active port ({})", summary(devices)))
+        Status::new(Code::Unavailable, text!("no active port ({})", summary(devices)))
     })?;
     let why = match (wanted, n) {
         (Some(_), _) => format!("set by {}", cfg.device_setting()),

@@ -84,8 +84,7 @@ impl<A: Adapter> Several<A> {
 
     fn device(&mut self, ep: EpId) -> Result<&mut A, Status> {
         let device = self.devices.get_mut(device_of(ep));
-        device
-            .ok_or_else(|| Status::new(Code::NotFound, format!("endpoint {} does not exist", ep.0)))
+        device.ok_or_else(|| Status::new(Code::NotFound, text!("endpoint {} does not exist", ep.0)))
     }
 
     /// Registers with the first device as `register` does, and with the others as far as they can.
@@ -118,7 +117,7 @@ impl<A: Adapter> Several<A> {
         if number > 0 && !local.is_empty() {
             let others = self.regions.get(&key);
             let Some(Some(mr)) = others.and_then(|all| all.get(number - 1)) else {
-                let text = format!("no region with key {key:#x} on device {number}");
+                let text = text!("no region with key {key:#x} on device {number}");
                 return Err(PostError::Failed(Status::new(Code::NotFound, text)));
             };
             key = mr.lkey;
@@ -231,7 +230,7 @@ impl<A: Adapter + Numbered> Adapter for Several<A> {
     fn address(&self, ep: EpId) -> Result<Vec<u8>, Status> {
         match self.devices.get(device_of(ep)) {
             Some(device) => device.address(ep),
-            None => Err(Status::new(Code::NotFound, format!("endpoint {} does not exist", ep.0))),
+            None => Err(Status::new(Code::NotFound, text!("endpoint {} does not exist", ep.0))),
         }
     }
 

@@ -109,7 +109,7 @@ fn meaning(n: u32) -> Meaning {
 pub(super) fn completion(status: u32, vendor: u32, what: &str, local: &str, peer: &str) -> Status {
     let (name, code, reason, hint) = meaning(status);
     let colon = if hint.is_empty() { "" } else { ": " };
-    let message = format!(
+    let message = text!(
         "{what} between {local} and {peer}: {name} (status {status}, vendor {vendor:#x}){colon}{hint}"
     );
     Status::new(code, message).because(reason)
@@ -121,11 +121,8 @@ pub(super) fn flushed(root: &Status) -> Status {
         Reason::None => Reason::PeerGone,
         r => r,
     };
-    Status::new(
-        Code::Unavailable,
-        format!("not carried out, the connection ended: {}", root.message),
-    )
-    .because(reason)
+    Status::new(Code::Unavailable, text!("not carried out, the connection ended: {}", root.message))
+        .because(reason)
 }
 
 /// The status of an endpoint that ended because of `root`.
@@ -134,7 +131,7 @@ pub(super) fn down(peer: &str, root: &Status) -> Status {
         Reason::None => Reason::PeerGone,
         r => r,
     };
-    Status::new(Code::Unavailable, format!("connection to {peer} ended: {}", root.message))
+    Status::new(Code::Unavailable, text!("connection to {peer} ended: {}", root.message))
         .because(reason)
 }
 

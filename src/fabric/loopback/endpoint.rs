@@ -36,7 +36,7 @@ pub(super) struct Endpoint {
 
 /// The peer has closed its end.
 pub(super) fn gone(peer: &str) -> Status {
-    Status::gone(format!("the loopback endpoint of peer '{peer}' is gone"))
+    Status::gone(text!("the loopback endpoint of peer '{peer}' is gone"))
 }
 
 impl Endpoint {
@@ -47,7 +47,7 @@ impl Endpoint {
         if self.down || (self.up && self.remote.is_some()) {
             return gone(&self.peer);
         }
-        let text = format!("the loopback endpoint to peer '{}' is not connected", self.peer);
+        let text = text!("the loopback endpoint to peer '{}' is not connected", self.peer);
         Status::new(Code::FailedPrecondition, text)
     }
 

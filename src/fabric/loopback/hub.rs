@@ -205,7 +205,7 @@ impl Hub {
 /// The endpoint with this address; the bytes are untrusted.
 pub fn find(address: &[u8], peer: &str) -> Result<Arc<End>, Status> {
     if address.len() != ADDRESS_LEN || !address.starts_with(MAGIC) {
-        return Err(Status::invalid(format!(
+        return Err(Status::invalid(text!(
             "loopback address of peer '{peer}': {} bytes that are no such address",
             address.len()
         )));
@@ -214,7 +214,7 @@ pub fn find(address: &[u8], peer: &str) -> Result<Arc<End>, Status> {
     let Some(rest) = address.strip_prefix(&prefix[..]) else {
         return Err(Status::new(
             Code::FailedPrecondition,
-            format!("peer '{peer}' is in another process, loopback cannot reach it"),
+            text!("peer '{peer}' is in another process, loopback cannot reach it"),
         ));
     };
     let number = |from: usize, to: usize| {
@@ -225,5 +225,5 @@ pub fn find(address: &[u8], peer: &str) -> Result<Arc<End>, Status> {
     let hub = registry().lock().get(&hub).cloned();
     hub.and_then(|h| h.ends.lock().get(&id).cloned())
         .filter(|e| e.token == token)
-        .ok_or_else(|| Status::gone(format!("the loopback endpoint of peer '{peer}' is gone")))
+        .ok_or_else(|| Status::gone(text!("the loopback endpoint of peer '{peer}' is gone")))
 }

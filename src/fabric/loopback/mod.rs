@@ -98,7 +98,7 @@ impl LoopbackAdapter {
     }
 
     fn unknown(ep: EpId) -> Status {
-        Status::new(Code::NotFound, format!("no loopback endpoint has the number {}", ep.0))
+        Status::new(Code::NotFound, text!("no loopback endpoint has the number {}", ep.0))
     }
 
     /// A connected endpoint, to post on.
@@ -123,7 +123,7 @@ impl LoopbackAdapter {
             || local.addr().checked_add(local.len()).is_none()
             || (local.addr() == 0 && !local.is_empty())
         {
-            return Err(PostError::Failed(Status::invalid(format!(
+            return Err(PostError::Failed(Status::invalid(text!(
                 "transfer of {} bytes at {:#x} with peer '{}'; at most {MAX_RDMA} are allowed",
                 local.len(),
                 local.addr(),
@@ -247,7 +247,7 @@ impl Adapter for LoopbackAdapter {
         if e.remote.is_some() || e.down {
             return Err(Status::new(
                 Code::FailedPrecondition,
-                format!("the loopback endpoint to peer '{}' was connected before", e.peer),
+                text!("the loopback endpoint to peer '{}' was connected before", e.peer),
             ));
         }
         let end = hub::find(remote, &e.peer)?;
@@ -268,7 +268,7 @@ impl Adapter for LoopbackAdapter {
         let e = self.posting(ep)?;
         let len: usize = parts.iter().map(|p| p.len()).sum();
         if len > MAX_SEND {
-            return Err(PostError::Failed(Status::invalid(format!(
+            return Err(PostError::Failed(Status::invalid(text!(
                 "message of {len} bytes to peer '{}'; at most {MAX_SEND} are allowed",
                 e.peer
             ))));

@@ -80,7 +80,7 @@ impl Adapter for ShmAdapter {
         if remote.host != self.core.host {
             return Err(Status::new(
                 Code::Unavailable,
-                format!("shm: peer {} is on another host", self.eps[at].peer),
+                text!("shm: peer {} is on another host", self.eps[at].peer),
             ));
         }
         self.begin_connect(at, remote, active)

@@ -119,7 +119,7 @@ impl Slots {
             return Ok(slot);
         }
         if self.all.len() >= most {
-            let text = format!("shm: {most} regions are registered, which is the limit");
+            let text = text!("shm: {most} regions are registered, which is the limit");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         crate::room::grow(&mut self.all, 1, "regions")?;
@@ -181,9 +181,10 @@ impl Exports {
     /// Adds a region and draws its key.
     pub(crate) fn add(&mut self, region: Export) -> Result<u32, Status> {
         if region.base.checked_add(region.len).is_none() {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "region of {} bytes at {:#x} exceeds the address space",
-                region.len, region.base
+                region.len,
+                region.base
             )));
         }
         let hidden = !region.access.contains(Access::REMOTE_READ);
@@ -219,7 +220,7 @@ impl Exports {
         match slots.all.get_mut(slot.at as usize) {
             Some(owned) if owned.rkey == rkey && rkey != 0 => owned.rkey = 0,
             _ => {
-                return Err(Status::new(Code::NotFound, format!("shm: no region {rkey:#010x}")));
+                return Err(Status::new(Code::NotFound, text!("shm: no region {rkey:#010x}")));
             }
         }
         slots.free.push(slot.at);

@@ -203,7 +203,7 @@ impl ShmAdapter {
         let State::Idle { early } = &mut endpoint.state else {
             return Err(Status::new(
                 Code::FailedPrecondition,
-                format!("shm: the endpoint to peer {} is connected already", endpoint.peer),
+                text!("shm: the endpoint to peer {} is connected already", endpoint.peer),
             ));
         };
         let early = early.take();

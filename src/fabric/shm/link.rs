@@ -113,7 +113,7 @@ pub(crate) struct Parts {
 
 /// The status of a peer that has left.
 pub(crate) fn gone(peer: &str) -> Status {
-    Status::gone(format!("shm: peer {peer} closed the connection or ended"))
+    Status::gone(text!("shm: peer {peer} closed the connection or ended"))
 }
 
 impl Link {
@@ -174,7 +174,7 @@ impl Link {
 
     /// The status of a peer that breaks the rules.
     pub(crate) fn broken(&self, what: &str) -> Status {
-        Status::new(Code::Internal, format!("shm: peer {} broke the protocol: {what}", self.peer))
+        Status::new(Code::Internal, text!("shm: peer {} broke the protocol: {what}", self.peer))
             .because(Reason::RemoteError)
     }
 
@@ -248,13 +248,13 @@ impl Link {
             return Ok(());
         }
         let peer = &self.peer;
-        let text = format!("shm: {what} of {len} bytes at {:#x} of peer {peer}", remote.addr);
+        let text = text!("shm: {what} of {len} bytes at {:#x} of peer {peer}", remote.addr);
         Err(if code == outcome::DENIED {
-            let text = format!("{text}: key {:#010x} does not allow it", remote.rkey);
+            let text = text!("{text}: key {:#010x} does not allow it", remote.rkey);
             Status::new(Code::PermissionDenied, text).because(Reason::RemoteError)
         } else {
             // The system says no more than that a copy between the two processes failed.
-            let text = format!(
+            let text = text!(
                 "{text}: memory of the application cannot be accessed, here or at the peer: it is not mapped, or may \
                  not be read or written"
             );

@@ -27,7 +27,7 @@ pub(super) fn refused(peer: &str, e: &io::Error) -> Status {
         }
         _ => e.to_string(),
     };
-    let text = format!("shm: peer {peer} cannot be reached: {why}");
+    let text = text!("shm: peer {peer} cannot be reached: {why}");
     match nest::is_lasting(e) {
         true => Status::new(Code::FailedPrecondition, text),
         false => Status::gone(text),

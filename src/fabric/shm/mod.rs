@@ -112,7 +112,7 @@ impl Policy {
             Some("cma") => (false, true, false, 0, 0),
             Some("ring") => (false, false, false, 0, 0),
             Some(other) => {
-                return Err(Status::invalid(format!(
+                return Err(Status::invalid(text!(
                     "RDMA_SHM_COPY is \"{other}\"; pool, cma and ring are allowed"
                 )));
             }
@@ -215,7 +215,7 @@ fn not_up(state: &State, peer: &str) -> Status {
         // Whoever posts has not heard of it yet.
         return gone(peer);
     }
-    let text = format!("shm: the endpoint to peer {peer} is not connected");
+    let text = text!("shm: the endpoint to peer {peer} is not connected");
     Status::new(Code::FailedPrecondition, text)
 }
 
@@ -302,7 +302,7 @@ impl ShmAdapter {
         self.index
             .get(&ep.0)
             .copied()
-            .ok_or_else(|| Status::new(Code::NotFound, format!("shm: no endpoint {}", ep.0)))
+            .ok_or_else(|| Status::new(Code::NotFound, text!("shm: no endpoint {}", ep.0)))
     }
 
     /// The link of a connected endpoint, to post on, beside what all share.

@@ -32,9 +32,11 @@ impl LocalPools {
     /// place, whose number is returned. One that cannot be sealed is not offered to peers.
     pub(crate) fn add(&mut self, segment: PoolSegment) -> Result<Option<u32>, Status> {
         if segment.addr.checked_add(segment.len).is_none() || segment.id == u32::MAX {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "pool segment {} of {} bytes at {:#x} exceeds the address space",
-                segment.id, segment.len, segment.addr
+                segment.id,
+                segment.len,
+                segment.addr
             )));
         }
         if self.0.iter().any(|s| s.id == segment.id) {

@@ -485,7 +485,7 @@ fn overlaps_reads(reads: &VecDeque<Reading>, remote: Remote, len: u64) -> bool {
 
 #[cold]
 fn too_long(len: usize) -> PostError {
-    let text = format!("shm: SEND of {len} bytes, at most {MAX_SEND} are possible");
+    let text = text!("shm: SEND of {len} bytes, at most {MAX_SEND} are possible");
     PostError::Failed(Status::invalid(text))
 }
 
@@ -493,7 +493,7 @@ fn check_length(what: &str, len: u64) -> Result<(), PostError> {
     if len <= MAX_RDMA {
         return Ok(());
     }
-    Err(PostError::Failed(Status::invalid(format!(
+    Err(PostError::Failed(Status::invalid(text!(
         "shm: {what} of {len} bytes, at most {MAX_RDMA} are possible"
     ))))
 }

@@ -35,7 +35,7 @@ impl Link {
             wire::FROM_PROCESS => {}
             0 if fed.is_some() => {}
             wire::FROM_POOL if fed.is_none() => {}
-            _ => return Err(self.broken(&format!("source {place} of a WRITE"))),
+            _ => return Err(self.broken(&text!("source {place} of a WRITE"))),
         }
         let has_imm = header.flags & wire::HAS_IMM != 0;
         let (front, back) = (0, from.len);

@@ -179,7 +179,7 @@ impl Link {
                     self.pass_pool(core, id);
                 }
             }
-            other => return Err(self.broken(&format!("record {other} of {len} bytes"))),
+            other => return Err(self.broken(&text!("record {other} of {len} bytes"))),
         }
         Ok(true)
     }
@@ -446,10 +446,8 @@ impl Link {
                 {
                     let mapped = fd.is_some_and(|fd| self.pools.add(id, len, fd).is_ok());
                     if !mapped && self.sock.closer().is_stuck() {
-                        let text = format!(
-                            "shm: peer {} passes descriptors that are not closed",
-                            self.peer
-                        );
+                        let text =
+                            text!("shm: peer {} passes descriptors that are not closed", self.peer);
                         return Err(Status::new(Code::ResourceExhausted, text));
                     }
                     self.answer_pool(mapped);
@@ -463,7 +461,7 @@ impl Link {
                 }
                 (Some(SocketMessage::Stream { .. }), None) if received.lacks_fds => {
                     let text =
-                        format!("shm: no descriptor left for the stream of peer {}", self.peer);
+                        text!("shm: no descriptor left for the stream of peer {}", self.peer);
                     return Err(Status::new(Code::ResourceExhausted, text));
                 }
                 _ => return Err(self.broken("unexpected socket message")),

@@ -72,7 +72,7 @@ fn status_of(fd: &OwnedFd) -> io::Result<libc::stat> {
 pub(crate) fn ended_here(what: impl std::fmt::Display, e: &io::Error) -> Status {
     let mut status = Status::os(what, e);
     if status.code != Code::ResourceExhausted {
-        status.code = Code::Unavailable;
+        status = status.with_code(Code::Unavailable);
     }
     status.because(Reason::LocalError)
 }

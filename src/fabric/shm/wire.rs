@@ -112,7 +112,7 @@ impl Address {
             Some(Address { host, home, token })
         };
         parse().ok_or_else(|| {
-            Status::invalid(format!(
+            Status::invalid(text!(
                 "{} bytes are no shm address, which begins with SHM3, has {} bytes, and a directory of \
                  at most {} behind them",
                 bytes.len(),

@@ -97,7 +97,7 @@ impl TcpAdapter {
 
     fn endpoint(&mut self, ep: EpId) -> Result<&mut Endpoint, Status> {
         self.eps.get_mut(&ep.0).ok_or_else(|| {
-            Status::new(Code::NotFound, format!("no tcp endpoint has the number {}", ep.0))
+            Status::new(Code::NotFound, text!("no tcp endpoint has the number {}", ep.0))
         })
     }
 
@@ -110,18 +110,18 @@ impl TcpAdapter {
                 return Err(PostError::Failed(match &e.broken {
                     Some(status) => status.clone(),
                     None if e.used => {
-                        Status::gone(format!("the tcp endpoint to peer '{peer}' is down"))
+                        Status::gone(text!("the tcp endpoint to peer '{peer}' is down"))
                     }
                     None => Status::new(
                         Code::FailedPrecondition,
-                        format!("the tcp endpoint to peer '{peer}' is not connected"),
+                        text!("the tcp endpoint to peer '{peer}' is not connected"),
                     ),
                 }));
             }
             None => {
                 return Err(PostError::Failed(Status::new(
                     Code::NotFound,
-                    format!("no tcp endpoint has the number {}", ep.0),
+                    text!("no tcp endpoint has the number {}", ep.0),
                 )));
             }
         };
@@ -176,7 +176,7 @@ impl Adapter for TcpAdapter {
         match self.eps.contains_key(&ep.0) {
             true => Ok(ADDRESS.to_vec()),
             false => {
-                Err(Status::new(Code::NotFound, format!("no tcp endpoint has the number {}", ep.0)))
+                Err(Status::new(Code::NotFound, text!("no tcp endpoint has the number {}", ep.0)))
             }
         }
     }
@@ -193,18 +193,18 @@ impl Adapter for TcpAdapter {
         if e.used {
             return Err(Status::new(
                 Code::FailedPrecondition,
-                format!("the tcp endpoint to peer '{peer}' was connected before"),
+                text!("the tcp endpoint to peer '{peer}' was connected before"),
             ));
         }
         if remote != ADDRESS {
             let shown = remote.get(..16).unwrap_or(remote);
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "tcp address of peer '{peer}': {} bytes, {shown:02x?}; {ADDRESS:02x?} is allowed",
                 remote.len()
             )));
         }
         let sock = sock.ok_or_else(|| {
-            Status::invalid(format!("tcp endpoint to peer '{peer}': a connected socket is needed"))
+            Status::invalid(text!("tcp endpoint to peer '{peer}': a connected socket is needed"))
         })?;
         sock::prepare(sock.as_fd())?;
         sock::watch(&self.shared.epoll, sock.as_fd(), ep.0)?;

@@ -157,7 +157,7 @@ fn is_loopback(fd: BorrowedFd<'_>) -> bool {
 pub fn prepare(fd: BorrowedFd<'_>) -> Result<(), Status> {
     let kind = get_int(fd, libc::SO_TYPE).map_err(|e| Status::os("type of the socket", &e))?;
     if kind != libc::SOCK_STREAM {
-        return Err(Status::invalid(format!("socket of type {kind}; a stream socket is needed")));
+        return Err(Status::invalid(text!("socket of type {kind}; a stream socket is needed")));
     }
     // Both fail on sockets that are not TCP, which work as well. Losses do not happen inside one
     // host, so the pacing of other congestion controls only costs there: reno moves large blocks
@@ -181,7 +181,7 @@ pub fn epoll() -> Result<Epoll, Status> {
 pub fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, id: u32) -> Result<(), Status> {
     epoll.add(&fd, epoll::READ, id.into()).map_err(|e| match e.raw_os_error() {
         Some(libc::EPERM | libc::EBADF) => {
-            Status::new(Code::InvalidArgument, format!("not a socket: {e}"))
+            Status::new(Code::InvalidArgument, text!("not a socket: {e}"))
         }
         _ => Status::os("epoll_ctl", &e),
     })

@@ -70,7 +70,7 @@ impl Stream {
     pub fn send(&mut self, parts: &[&[u8]]) -> Result<(), PostError> {
         let len: usize = parts.iter().map(|p| p.len()).sum();
         if len > frame::MAX_SEND {
-            return Err(PostError::Failed(Status::invalid(format!(
+            return Err(PostError::Failed(Status::invalid(text!(
                 "message of {len} bytes to peer '{}'; at most {} are allowed",
                 self.peer,
                 frame::MAX_SEND
@@ -81,7 +81,7 @@ impl Stream {
 
     fn check(&self, what: &str, queued: usize, local: Mem) -> Result<(), PostError> {
         if local.len() > MAX_RDMA || local.addr().checked_add(local.len()).is_none() {
-            return Err(PostError::Failed(Status::invalid(format!(
+            return Err(PostError::Failed(Status::invalid(text!(
                 "{what} of {} bytes at {:#x} with peer '{}'; at most {MAX_RDMA} are allowed",
                 local.len(),
                 local.addr(),
@@ -89,7 +89,7 @@ impl Stream {
             ))));
         }
         if local.addr() == 0 && !local.is_empty() {
-            return Err(PostError::Failed(Status::invalid(format!(
+            return Err(PostError::Failed(Status::invalid(text!(
                 "{what} of {} bytes with local address 0",
                 local.len()
             ))));
@@ -234,7 +234,7 @@ impl Stream {
     }
 
     pub(super) fn gone(&self, why: &str) -> Status {
-        Status::gone(format!("connection to peer '{}' ended: {why}", self.peer))
+        Status::gone(text!("connection to peer '{}' ended: {why}", self.peer))
     }
 
     /// A system call on the socket failed while content was `moved`: "read", to be sent, or "written", as it came.
@@ -246,7 +246,7 @@ impl Stream {
             "read" => "the source of content that was being sent",
             _ => "the destination of content that was coming",
         };
-        let text = format!(
+        let text = text!(
             "connection to peer '{}' ended: memory of the application at this end, {what}, could not be {moved} ({e}): \
              it is not mapped, or may not be {moved}",
             self.peer
@@ -257,7 +257,7 @@ impl Stream {
     pub(super) fn malformed(&self, what: &str) -> Status {
         Status::new(
             Code::DataLoss,
-            format!("connection to peer '{}' closed, it sent what it may not: {what}", self.peer),
+            text!("connection to peer '{}' closed, it sent what it may not: {what}", self.peer),
         )
     }
 }

@@ -352,7 +352,7 @@ impl Manager {
         }
         self.refuse_closing()?;
         let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
-        let text = format!("the message operations did not end{time}");
+        let text = text!("the message operations did not end{time}");
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 

@@ -85,7 +85,7 @@ impl Manager {
             Where::Whole(Memory { device: 0, addr, len }) => (len, Spot::host(addr)),
             Where::Whole(Memory { device, .. }) => {
                 let text = "options.mode is 3 (buffered) with memory of device";
-                return Err(Status::invalid(format!("{text} {device}, allowed is the host's, 0")));
+                return Err(Status::invalid(text!("{text} {device}, allowed is the host's, 0")));
             }
             Where::Pieces(layout) => (layout.len(), Spot { layout: Some(layout), at: 0 }),
             Where::Once(_) => return Err(Status::internal("a layout that is not shared")),

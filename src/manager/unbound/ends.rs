@@ -97,7 +97,7 @@ impl Manager {
             let what = if way == Way::Send { "no send ended" } else { "no receive ended" };
             let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
             let waits = self.waits_for(id, way);
-            let text = format!("unbound buffer {id}: {what}{time}; {waits}");
+            let text = text!("unbound buffer {id}: {what}{time}; {waits}");
             Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
         })
     }

@@ -175,7 +175,7 @@ impl Side {
         self.serial += 1;
         let (serial, returned) = (self.serial, u64::MAX);
         let Some(vacancy) = self.begun.vacancy() else {
-            let text = format!(
+            let text = text!(
                 "{} operations of unbound buffer {id} are under way: no room for more",
                 under_way - 1
             );

@@ -108,10 +108,8 @@ pub(super) fn get<'a>(r: &mut Reader<'a>, kind: u8, flags: u8) -> Result<Message
             let (buffer, place) = (r.u32()?, get_place(r, flags & F_REGIONS)?);
             let len = length(r.u64()?, "BUFFER_RESPONSE")?;
             if place.addr.checked_add(len).is_none() {
-                let text = format!(
-                    "a buffer of {len} bytes at {:#x}: not in an address space",
-                    place.addr
-                );
+                let text =
+                    text!("a buffer of {len} bytes at {:#x}: not in an address space", place.addr);
                 return Err(Status::invalid(text));
             }
             BufferMessage::Response { number, given: Some((buffer, place, len)) }
@@ -130,7 +128,7 @@ pub(super) fn get<'a>(r: &mut Reader<'a>, kind: u8, flags: u8) -> Result<Message
 
 fn length(len: u64, what: &str) -> Result<u64, Status> {
     if len == 0 || len > isize::MAX as u64 {
-        let text = format!("{what} of {len} bytes, 1 to {} are allowed", isize::MAX);
+        let text = text!("{what} of {len} bytes, 1 to {} are allowed", isize::MAX);
         return Err(Status::invalid(text));
     }
     Ok(len)

@@ -35,11 +35,11 @@ pub(super) fn check(kind: u8, flags: u8, rest: usize) -> Result<(), Status> {
         _ => 0,
     };
     if flags & !known != 0 {
-        let text = format!("message type {kind} with flags {flags:#x}, {known:#x} are known");
+        let text = text!("message type {kind} with flags {flags:#x}, {known:#x} are known");
         return Err(Status::invalid(text));
     }
     if rest > 0 {
-        let text = format!("message type {kind} with {rest} bytes more than it has");
+        let text = text!("message type {kind} with {rest} bytes more than it has");
         return Err(Status::invalid(text));
     }
     Ok(())

@@ -127,11 +127,10 @@ fn get_open<'a>(r: &mut Reader<'_>, flags: u8) -> Result<PairMessage<'a>, Status
     let (place, len) = (get_place(r, flags)?, r.u64()?);
     if grant > IMM_SLOT_LAST - IMM_SLOT {
         let most = IMM_SLOT_LAST - IMM_SLOT;
-        return Err(Status::invalid(format!("SLOT_OPEN {grant}, 0 to {most} are allowed")));
+        return Err(Status::invalid(text!("SLOT_OPEN {grant}, 0 to {most} are allowed")));
     }
     if len > isize::MAX as u64 || place.addr.checked_add(len).is_none() {
-        let text =
-            format!("SLOT_OPEN of {len} bytes at {:#x}: not in an address space", place.addr);
+        let text = text!("SLOT_OPEN of {len} bytes at {:#x}: not in an address space", place.addr);
         return Err(Status::invalid(text));
     }
     Ok(PairMessage::Open { to, slot, grant, place, len })

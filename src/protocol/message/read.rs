@@ -6,7 +6,7 @@ use crate::limits::CHANNELS_PER_PEER;
 pub(super) fn get_user<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Status> {
     let len = usize::from(r.u16()?);
     if len == 0 || len > MAX_USER {
-        let text = format!("{len} bytes of the application, 1 to {MAX_USER} are allowed");
+        let text = text!("{len} bytes of the application, 1 to {MAX_USER} are allowed");
         return Err(Status::invalid(text));
     }
     Ok(r.bytes(len)?)
@@ -33,11 +33,11 @@ pub(super) fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
 #[cold]
 pub(super) fn bad_meta(flags: u32, ndims: usize, nbytes: u64) -> Status {
     Status::invalid(if flags & !(TENSOR_DEAD | TENSOR_SERIALIZED | M_USER) != 0 {
-        format!("tensor flags {flags:#x} are not known")
+        text!("tensor flags {flags:#x} are not known")
     } else if ndims > MAX_DIMS {
-        format!("{ndims} dimensions, at most {MAX_DIMS} are allowed")
+        text!("{ndims} dimensions, at most {MAX_DIMS} are allowed")
     } else {
-        format!("a dead tensor with {nbytes} bytes, 0 are allowed")
+        text!("a dead tensor with {nbytes} bytes, 0 are allowed")
     })
 }
 
@@ -46,7 +46,7 @@ pub(super) fn get_dims(r: &mut Reader<'_>, ndims: usize, meta: &mut Meta) -> Res
     crate::room::grow(&mut meta.dims, ndims, "dimensions")?;
     meta.dims.extend(dims.iter().map(|d| i64::from_le_bytes(*d)));
     match meta.dims.iter().find(|d| **d < 0) {
-        Some(d) => Err(Status::invalid(format!("a dimension of {d}, 0 and more are allowed"))),
+        Some(d) => Err(Status::invalid(text!("a dimension of {d}, 0 and more are allowed"))),
         None => Ok(()),
     }
 }
@@ -61,7 +61,7 @@ pub(super) fn get_place(r: &mut Reader<'_>, flags: u8) -> Result<Place, Status> 
     let n = usize::from(r.u16()?);
     if n == 0 || n >= MAX_REGIONS {
         let most = MAX_REGIONS - 1;
-        return Err(Status::invalid(format!("{n} further regions, 1 to {most} are allowed")));
+        return Err(Status::invalid(text!("{n} further regions, 1 to {most} are allowed")));
     }
     if !place.rkeys.fits(n) {
         return Err(crate::room::none(16 * n, "a place"));
@@ -69,7 +69,7 @@ pub(super) fn get_place(r: &mut Reader<'_>, flags: u8) -> Result<Place, Status> 
     for _ in 0..n {
         let (at, rkey) = (r.u64()?, r.u32()?);
         if !place.rkeys.push(at, rkey) {
-            return Err(Status::invalid(format!("a region at offset {at} is out of order")));
+            return Err(Status::invalid(text!("a region at offset {at} is out of order")));
         }
     }
     Ok(place)
@@ -83,12 +83,12 @@ pub(super) fn get_msg_offer<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message
     let (envelope, response, nbytes) = (get_envelope(r)?, r.u32()?, r.u64()?);
     let source = if flags & F_SOURCE != 0 { Some(get_place(r, flags)?) } else { None };
     if nbytes > isize::MAX as u64 {
-        let text = format!("an offered message of {nbytes} bytes, 0 to {} are allowed", isize::MAX);
+        let text = text!("an offered message of {nbytes} bytes, 0 to {} are allowed", isize::MAX);
         return Err(Status::invalid(text));
     }
     let limit = if flags & F_LIMIT != 0 { r.u32()? } else { 0 };
     if flags & F_LIMIT != 0 && limit < MIN_LIMIT {
-        let text = format!("content in pieces of {limit} bytes, at least {MIN_LIMIT} are allowed");
+        let text = text!("content in pieces of {limit} bytes, at least {MIN_LIMIT} are allowed");
         return Err(Status::invalid(text));
     }
     let extra = Extra::get(r, flags)?;
@@ -127,7 +127,7 @@ fn get_fits(r: &mut Reader<'_>, flags: u8) -> Result<Fits, Status> {
             len if len <= isize::MAX as u64 => Ok(Fits::UpTo(len)),
             len => {
                 let text = "TENSOR_REQUEST with room for";
-                Err(Status::invalid(format!(
+                Err(Status::invalid(text!(
                     "{text} {len} bytes, at most {} are allowed",
                     isize::MAX
                 )))
@@ -140,7 +140,7 @@ fn get_fits(r: &mut Reader<'_>, flags: u8) -> Result<Fits, Status> {
 #[cold]
 pub(super) fn bad_key(len: usize) -> Status {
     let text = "TENSOR_REQUEST with a key of";
-    Status::invalid(format!("{text} {len} bytes, 1 to {MAX_KEY_LEN} are allowed"))
+    Status::invalid(text!("{text} {len} bytes, 1 to {MAX_KEY_LEN} are allowed"))
 }
 
 pub(super) fn get_content<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Content<'a>, Status> {
@@ -160,7 +160,7 @@ pub(super) fn get_content<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Content<'
 #[cold]
 pub fn content_of(len: usize, meta: &Meta) -> Status {
     let text = "TENSOR_CONTENT with";
-    Status::invalid(format!("{text} {len} bytes of content, its metadata says {}", meta.nbytes))
+    Status::invalid(text!("{text} {len} bytes of content, its metadata says {}", meta.nbytes))
 }
 
 /// Decodes one message, with the credits that its header returns. The bytes come from a peer.
@@ -220,7 +220,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         pairs::FIRST..=pairs::LAST => pairs::get(&mut r, kind, flags)?,
         buffers::FIRST..=buffers::LAST => buffers::get(&mut r, kind, flags)?,
         rails::FIRST..=rails::LAST => rails::get(&mut r, kind)?,
-        other => return Err(Status::invalid(format!("message type {other} is not known"))),
+        other => return Err(Status::invalid(text!("message type {other} is not known"))),
     };
     flags::check(kind, flags, r.remaining())?;
     Ok((message, credits))
@@ -232,7 +232,7 @@ fn names(bytes: &[u8]) -> Result<&[u8], Status> {
         || !bytes.len().is_multiple_of(NAME)
         || bytes.len() > CHANNELS_PER_PEER * NAME
     {
-        let text = format!("{} bytes of names of connections", bytes.len());
+        let text = text!("{} bytes of names of connections", bytes.len());
         return Err(Status::invalid(text));
     }
     Ok(bytes)

@@ -88,7 +88,7 @@ fn open_file(path: &Path, most: u64) -> Result<Option<File>, Status> {
         return Err(strange(path, "no file"));
     }
     if facts.len() > most {
-        let what = format!("{} bytes long, and such a file is at most {most}", facts.len());
+        let what = text!("{} bytes long, and such a file is at most {most}", facts.len());
         return Err(strange(path, &what));
     }
     Ok(Some(file))

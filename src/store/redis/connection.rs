@@ -82,7 +82,7 @@ pub fn judge(error: &RedisError) -> Failed {
 /// What is said there is no answer of a Redis server, and will not be if it is asked again.
 fn unreadable(error: &RedisError) -> Failed {
     let text = error.to_string();
-    let text = format!("what answers is no Redis server: {}", shown::text(&text));
+    let text = text!("what answers is no Redis server: {}", shown::text(&text));
     Failed::Finally(Status::new(Code::DataLoss, text))
 }
 
@@ -125,7 +125,7 @@ impl Read for Answer<'_> {
         let most = piece.len().min(self.left);
         let read = match most {
             0 => {
-                let text = format!("an answer of more than {MAX_ANSWER} bytes");
+                let text = text!("an answer of more than {MAX_ANSWER} bytes");
                 Err(Failed::Finally(Status::new(Code::DataLoss, text)))
             }
             _ if self.left == MAX_ANSWER => self.link.read(&mut piece[..most], self.until),

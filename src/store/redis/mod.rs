@@ -116,7 +116,7 @@ impl RedisStore {
     pub fn new(address: &str, password: Option<&[u8]>) -> Result<RedisStore, Status> {
         let name = format!("redis store at {address}");
         let bad = |why: &str| {
-            let text = format!("{name}: {why}; allowed are 'host:port' and 'unix:/path'");
+            let text = text!("{name}: {why}; allowed are 'host:port' and 'unix:/path'");
             Status::invalid(text)
         };
         let at = match address.strip_prefix("unix:") {
@@ -163,7 +163,7 @@ impl RedisStore {
             Ok(Value::Okay) => Ok(connection),
             Ok(_) => Err(strange().into()),
             Err(e) => {
-                let text = format!("the password was refused: {}", shown::text(&e.to_string()));
+                let text = text!("the password was refused: {}", shown::text(&e.to_string()));
                 Err(Failed::Finally(Status::new(Code::Unauthenticated, text)))
             }
         }
@@ -211,7 +211,7 @@ impl RedisStore {
         command.arg(text).arg(keys.len() * if owners { 2 } else { 1 });
         for key in keys {
             if key.starts_with(OWNER) {
-                let text = format!(
+                let text = text!(
                     "key '{}' begins with '{}', which this store uses itself",
                     shown::key(key),
                     shown::key(OWNER)

@@ -182,7 +182,7 @@ impl<'a> Fields<'a> {
         let count = self.0.u32().map_err(malformed)? as usize;
         // Each has two bytes at least, so that no count is larger than its message.
         if count > STORE_CALL || count > self.0.remaining() {
-            return Err(malformed(format!("{count} keys; allowed are {STORE_CALL}")));
+            return Err(malformed(text!("{count} keys; allowed are {STORE_CALL}")));
         }
         Ok(count)
     }
@@ -223,7 +223,7 @@ impl<'a> Fields<'a> {
     fn end(&self) -> Result<(), Status> {
         match self.0.remaining() {
             0 => Ok(()),
-            n => Err(malformed(format!("{n} bytes too many"))),
+            n => Err(malformed(text!("{n} bytes too many"))),
         }
     }
 }
@@ -256,12 +256,12 @@ impl<'a> Request<'a> {
             kind::LEASE => {
                 let (id, ttl) = (f.id()?, Duration::from_millis(f.u64()?));
                 if id == 0 || ttl > MAX_TTL {
-                    return Err(malformed(format!("a lease of {} ms", ttl.as_millis())));
+                    return Err(malformed(text!("a lease of {} ms", ttl.as_millis())));
                 }
                 Request::Lease { id, ttl }
             }
             kind::RELEASE => Request::Release { id: f.id()? },
-            other => return Err(malformed(format!("type {other}"))),
+            other => return Err(malformed(text!("type {other}"))),
         };
         f.end()?;
         Ok(request)
@@ -328,7 +328,7 @@ impl Reply {
         let mut f = Fields(Reader::new(message));
         let bounded = |count: usize| match count <= asked {
             true => Ok(count),
-            false => Err(malformed(format!("{count} answers for {asked} keys"))),
+            false => Err(malformed(text!("{count} answers for {asked} keys"))),
         };
         let reply = match f.0.u8().map_err(malformed)? {
             kind::DONE => Reply::Done,
@@ -350,7 +350,7 @@ impl Reply {
                 for _ in 0..count {
                     let at = f.0.u32().map_err(malformed)? as usize;
                     if at >= asked {
-                        return Err(malformed(format!("key {at} of {asked}")));
+                        return Err(malformed(text!("key {at} of {asked}")));
                     }
                     all.push(at);
                 }
@@ -361,10 +361,10 @@ impl Reply {
                 0 => Compared::Set,
                 1 => Compared::Absent,
                 2 => Compared::Differs(room::copy(f.value()?, "a value")?),
-                other => return Err(malformed(format!("comparison {other}"))),
+                other => return Err(malformed(text!("comparison {other}"))),
             }),
             kind::FAILED => Reply::Failed(get_status(&mut f.0)?),
-            other => return Err(malformed(format!("type {other}"))),
+            other => return Err(malformed(text!("type {other}"))),
         };
         f.end()?;
         Ok(reply)

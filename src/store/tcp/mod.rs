@@ -92,7 +92,7 @@ fn of_stranger(failed: Failed, input: &[u8]) -> Failed {
         return failed;
     }
     let said = crate::shown::key(&input[..input.len().min(SHOWN)]);
-    let text = format!("the far end is no store of rdma-transport: it begins with '{said}'");
+    let text = text!("the far end is no store of rdma-transport: it begins with '{said}'");
     Failed::Finally(Status::new(Code::InvalidArgument, text))
 }
 

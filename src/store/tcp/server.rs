@@ -48,7 +48,7 @@ fn check_exposure(addrs: &[SocketAddr], secret: bool, allow_remote: bool) -> Res
     match exposed {
         Some(addr) if !secret && !allow_remote => Err(Status::new(
             Code::FailedPrecondition,
-            format!(
+            text!(
                 "a store at {addr} without a secret would let any host in; set options.secret, serve at a \
                  loopback address, or set options.allow_remote"
             ),
@@ -62,7 +62,7 @@ impl Server {
     pub fn new(address: &str, secret: Option<&[u8]>, allow_remote: bool) -> Result<Server, Status> {
         let addrs = crate::bootstrap::resolve(address)?;
         check_exposure(&addrs, secret.is_some(), allow_remote)?;
-        let mut last = Status::invalid(format!("'{address}' has no address"));
+        let mut last = Status::invalid(text!("'{address}' has no address"));
         for addr in addrs {
             match TcpListener::bind(addr).and_then(|l| l.set_nonblocking(true).map(|()| l)) {
                 Ok(listener) => return Server::start(listener, secret),

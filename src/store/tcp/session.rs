@@ -238,7 +238,7 @@ impl Session {
             }
             Phase::Proof(keys) => {
                 if whole[4] != kind::AUTH {
-                    return Err(malformed(format!("type {} instead of a proof", whole[4])));
+                    return Err(malformed(text!("type {} instead of a proof", whole[4])));
                 }
                 keys.verify_proof(true, &whole[5..])?;
                 self.output.extend_from_slice(&wire::proof(kind::READY, &keys.proof(false)));

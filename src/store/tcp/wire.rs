@@ -49,7 +49,7 @@ pub mod kind {
 
 /// A message that breaks the protocol.
 pub fn malformed(what: impl std::fmt::Display) -> Status {
-    Status::new(Code::DataLoss, format!("malformed message of a store: {what}"))
+    Status::new(Code::DataLoss, text!("malformed message of a store: {what}"))
 }
 
 /// Begins a message; [`finish`] ends it.
@@ -78,7 +78,7 @@ pub fn put_status(w: &mut Writer<'_>, status: &Status) {
 pub fn get_status(r: &mut Reader<'_>) -> Result<Status, Status> {
     let number = r.i32().map_err(malformed)?;
     let code = Code::from_i32(number).filter(|&code| code != Code::Ok);
-    let code = code.ok_or_else(|| malformed(format!("code {number}")))?;
+    let code = code.ok_or_else(|| malformed(text!("code {number}")))?;
     let text = r.bytes16(MAX_TEXT).map_err(malformed)?;
     Ok(Status::new(code, crate::room::heard(text)))
 }
@@ -105,7 +105,7 @@ pub fn greeted(kind: u8, message: &[u8]) -> Result<[u8; 32], Status> {
     }
     let version = r.u16().map_err(malformed)?;
     if version != VERSION {
-        let text = format!("the far end speaks version {version}, this library version {VERSION}");
+        let text = text!("the far end speaks version {version}, this library version {VERSION}");
         return Err(Status::new(Code::FailedPrecondition, text));
     }
     let nonce = r.array().map_err(malformed)?;
@@ -155,7 +155,7 @@ pub fn whole(bytes: &[u8], most: usize) -> Result<Option<usize>, Status> {
     let Some(len) = bytes.first_chunk::<4>() else { return Ok(None) };
     let len = u32::from_le_bytes(*len) as usize;
     if len == 0 || len > most {
-        return Err(malformed(format!("{len} bytes; allowed are 1 to {most}")));
+        return Err(malformed(text!("{len} bytes; allowed are 1 to {most}")));
     }
     Ok(Some(len + 4))
 }

@@ -277,7 +277,7 @@ impl Engine {
             let guests = self.channels.iter().filter(|(_, c)| guest(c));
             let held = guests.map(|(ch, c)| (c.flow.waits(), ch)).max();
             let Some((bytes, ch)) = held.filter(|&(bytes, _)| bytes > 0) else { return };
-            let text = format!(
+            let text = text!(
                 "{bytes} bytes of messages and offers of this peer wait for receives, more than of any other whom the \
                  application has not named; all together may have {most}"
             );
@@ -349,8 +349,7 @@ impl Engine {
     ) -> bool {
         let Some(c) = self.channels.get_mut(ch) else { return false };
         if request >= IMM_SLOT || c.responses.get(request).is_some() {
-            let text =
-                format!("MSG_GRANT for the request {request:#x}, which is asked for already");
+            let text = text!("MSG_GRANT for the request {request:#x}, which is asked for already");
             self.violation(ch, Status::invalid(text));
             return false;
         }

@@ -20,7 +20,7 @@ impl Engine {
     pub fn message_attach(&mut self, bytes: u64) -> Result<(), Status> {
         let buffer = &mut self.messages.buffer;
         if let Some(bound) = buffer.bound {
-            let text = format!("a buffer of {bound} bytes is attached; detach it first");
+            let text = text!("a buffer of {bound} bytes is attached; detach it first");
             return Err(Status::new(Code::AlreadyExists, text));
         }
         buffer.bound = Some(bytes);
@@ -68,7 +68,7 @@ impl Engine {
         let bound = buffer.bound.ok_or_else(not_attached)?;
         let need = COST + len;
         if need > bound - buffer.used {
-            let text = format!(
+            let text = text!(
                 "a message of {len} bytes takes {need} of the attached buffer, which has {bound}, of which {} are used",
                 buffer.used
             );

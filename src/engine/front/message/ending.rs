@@ -82,7 +82,7 @@ fn cancelled() -> Status {
 
 #[cold]
 fn unknown(id: u64) -> Status {
-    let text = format!("message request {id} is not known, or has ended");
+    let text = text!("message request {id} is not known, or has ended");
     Status::new(Code::NotFound, text)
 }
 

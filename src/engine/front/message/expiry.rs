@@ -54,9 +54,9 @@ impl Engine {
         let whom = match peer {
             // This manager itself, or one that nobody has tried to reach.
             Some(p) if p.tries.is_empty() && p.last_error.is_none() => {
-                format!(" with peer '{}'", p.name)
+                text!(" with peer '{}'", p.name)
             }
-            Some(p) => format!(" with {}", p.told()),
+            Some(p) => text!(" with {}", p.told()),
             None => String::new(),
         };
         let Some(op) = self.messages.ops.get_mut(index) else { return };
@@ -73,7 +73,7 @@ impl Engine {
         };
         let Envelope { comm, tag } = op.envelope();
         op.deadline = u64::MAX;
-        let text = format!(
+        let text = text!(
             "message of tag {tag:#x}, communicator {comm}{whom}: {state} after {seconds:.3} s"
         );
         let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);

@@ -156,7 +156,7 @@ impl Flow {
             return stopped();
         }
         let granted = self.granted;
-        Status::invalid(format!("messages of {more} bytes in all, {granted} are allowed so far"))
+        Status::invalid(text!("messages of {more} bytes in all, {granted} are allowed so far"))
     }
 
     /// Whether nothing that the peer has sent or offered waits here for a receive.
@@ -250,14 +250,15 @@ impl Flow {
             return Err(stopped());
         }
         if self.offers >= OFFERS {
-            let text = format!("{OFFERS} offers of messages wait, more are not allowed");
+            let text = text!("{OFFERS} offers of messages wait, more are not allowed");
             return Err(Status::invalid(text));
         }
         let all = with(self.offers_cost, cost);
         if all.beside > OFFERED_BESIDE || all.first > OFFERED_FIRST {
-            let text = format!(
+            let text = text!(
                 "offers of messages wait with headers of {} bytes and content of {}, {OFFERED_BESIDE} and {OFFERED_FIRST} are allowed",
-                all.beside, all.first
+                all.beside,
+                all.first
             );
             return Err(Status::invalid(text));
         }
@@ -275,7 +276,7 @@ impl Flow {
     /// The peer told its limit.
     pub fn widen(&mut self, limit: u64) -> Result<(), Status> {
         if limit < self.limit || limit > self.sent.saturating_add(WINDOW) {
-            return Err(Status::invalid(format!(
+            return Err(Status::invalid(text!(
                 "a limit of {limit} bytes for messages, {} to {} are allowed now",
                 self.limit,
                 self.sent.saturating_add(WINDOW)

@@ -64,7 +64,7 @@ impl Engine {
         let Some(p) = self.peers.get(peer).filter(known) else { return };
         let (name, last) = (p.name.clone(), incarnation_word(&p.incarnation));
         let gone = || {
-            let text = format!(
+            let text = text!(
                 "peer '{name}' is gone, the incarnation that options.incarnation names: {}",
                 status.message
             );
@@ -95,7 +95,7 @@ impl Engine {
 
 #[cold]
 fn restarted(name: &str) -> Status {
-    let text = format!(
+    let text = text!(
         "peer '{name}' has restarted: the incarnation that options.incarnation names is another"
     );
     Status::new(Code::Unavailable, text).because(Reason::PeerRestarted)

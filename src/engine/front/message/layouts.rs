@@ -83,7 +83,7 @@ impl Beside {
         if user.is_empty() {
             return Ok(None);
         }
-        let mut beside = Box::<Beside>::default();
+        let mut beside = crate::room::boxed(Beside::default(), "a header")?;
         crate::room::grow(&mut beside.user, user.len(), "a header")?;
         beside.user.extend_from_slice(user);
         Ok(Some(beside))

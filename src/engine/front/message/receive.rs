@@ -40,7 +40,7 @@ pub struct Found {
 
 /// A message is longer than the memory for it.
 pub(super) fn too_long(len: u64, room: u64) -> Status {
-    let text = format!("the message has {len} bytes, the destination given has {room}");
+    let text = text!("the message has {len} bytes, the destination given has {room}");
     Status::new(Code::OutOfRange, text).because(Reason::LocalError)
 }
 
@@ -163,7 +163,7 @@ impl Engine {
         let unexpected = &self.messages.unexpected;
         let found = unexpected.claimed(message).and_then(|i| Some((i, unexpected.get(i)?)));
         let Some((found, arrived)) = found else {
-            let text = format!("message {message} is not known, or was received");
+            let text = text!("message {message} is not known, or was received");
             return Err(Status::new(Code::NotFound, text));
         };
         let (from, Envelope { comm, tag }) = (arrived.sender, arrived.envelope);

@@ -67,7 +67,7 @@ enum Went {
 
 #[cold]
 fn too_many(outstanding: usize) -> Status {
-    let text = format!("{outstanding} message operations are outstanding: no room for more");
+    let text = text!("{outstanding} message operations are outstanding: no room for more");
     Status::new(Code::ResourceExhausted, text)
 }
 
@@ -130,7 +130,7 @@ impl Engine {
     pub(super) fn known_party(&self, party: Party) -> Result<u32, Status> {
         let peer = party.index().filter(|&p| self.peers.get(p).is_some());
         peer.ok_or_else(|| {
-            let text = format!("peer {} is not known; rdma_peer_lookup gives them", party.handle());
+            let text = text!("peer {} is not known; rdma_peer_lookup gives them", party.handle());
             Status::new(Code::NotFound, text)
         })
     }
@@ -448,7 +448,7 @@ impl Engine {
         while let Some(index) = self.peers.get(peer).and_then(|p| p.outbox.first()) {
             self.leave_outbox(index);
             let Some(op) = self.messages.ops.get_mut(index) else { return };
-            let text = format!("a message to peer '{to}': {}", status.message);
+            let text = text!("a message to peer '{to}': {}", status.message);
             let status = status.clone().with_message(text);
             if matches!(op.state, State::Gathering { .. }) {
                 op.ended.get_or_insert(status);

@@ -7,11 +7,11 @@ use super::flow::COST;
 use super::matching::{Lane, Sources};
 use super::{Beside, Envelope, Party, Wanted};
 use crate::engine::list::{Fifo, Links};
-use crate::engine::slab::Slab;
+use crate::engine::slab::{CAPACITY, Slab};
 use crate::fabric::keys::Place;
 use crate::protocol::message::{Extra, OfferCost};
 use crate::room::{self, Grows};
-use crate::status::Status;
+use crate::status::{Code, Status};
 
 /// Bytes of messages that may wait here although the connection over which they came has ended.
 pub const ORPHANS: u64 = 64 << 20;
@@ -202,6 +202,10 @@ impl Unexpected {
             true => self.by_handler.fits(1),
             false => !queued || self.queues_fit(),
         };
+        if self.all.len() >= CAPACITY {
+            let text = text!("{CAPACITY} messages wait to be received: no room for more");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
         if !fits || number.is_some() && !self.by_number.fits(1) {
             return Err(none());
         }

@@ -98,7 +98,7 @@ impl Engine {
                     b.window = Some(window);
                 }
                 Err(status) => {
-                    let text = format!("slot {slot}: {}", status.message);
+                    let text = text!("slot {slot}: {}", status.message);
                     return Err(status.with_message(text));
                 }
             }
@@ -193,7 +193,7 @@ impl Engine {
         let text = crate::room::heard(&text[..text.len().min(MAX_ERROR_TEXT)]);
         let name = self.peer_name(p.peer);
         let text = match code {
-            0 => format!("peer '{name}' closed the pair of rank {}", p.rank),
+            0 => text!("peer '{name}' closed the pair of rank {}", p.rank),
             _ => crate::room::said(format_args!(
                 "peer '{name}' ended the pair of rank {}: {text}",
                 p.rank
@@ -216,7 +216,7 @@ impl Engine {
         let key = (ch, grant.number);
         let given = p.targets.get(&slot).is_some_and(|t| t.grant.is_some());
         if given || pairs.grants.contains_key(&key) {
-            let text = format!("SLOT_OPEN {} for slot {slot}, which is open", grant.number);
+            let text = text!("SLOT_OPEN {} for slot {slot}, which is open", grant.number);
             return self.violation(ch, Status::invalid(text));
         }
         let (open, regions) = (p.granted, p.regions + grant.place.rkeys.rest().len());
@@ -225,7 +225,7 @@ impl Engine {
             return self.break_pair(fx, index, status, true);
         }
         if open >= GRANTS || regions > GRANT_REGIONS {
-            let text = format!(
+            let text = text!(
                 "the other end has {open} open slots and {regions} further regions of them, {GRANTS} and \
                  {GRANT_REGIONS} are allowed"
             );
@@ -326,9 +326,11 @@ impl Engine {
         };
         let fits = it.offset.checked_add(it.len).is_some_and(|end| end <= b.len);
         if !fits || b.unchecked.is_some() {
-            let text = format!(
+            let text = text!(
                 "SLOT_DONE of {} bytes at {} in a buffer of {}, or before the last was checked",
-                it.len, it.offset, b.len
+                it.len,
+                it.offset,
+                b.len
             );
             return self.violation(ch, Status::invalid(text));
         }
@@ -364,9 +366,10 @@ impl Engine {
         match self.pairs.buffers.get(index).map(|b| b.stage) {
             Some(Stage::Open) if same => self.buffer_received(fx, index),
             Some(Stage::Open) => {
-                let text = format!(
+                let text = text!(
                     "{} bytes at {} of slot {slot} have another checksum than the sender's",
-                    it.len, it.offset
+                    it.len,
+                    it.offset
                 );
                 self.break_pair(fx, pair, Status::new(Code::DataLoss, text), true);
             }

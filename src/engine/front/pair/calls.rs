@@ -58,7 +58,7 @@ pub struct PairFacts {
 }
 
 fn full(what: &str, n: usize) -> Status {
-    Status::new(Code::ResourceExhausted, format!("{n} {what} are there: no room for more"))
+    Status::new(Code::ResourceExhausted, text!("{n} {what} are there: no room for more"))
 }
 
 impl Engine {
@@ -161,12 +161,12 @@ impl Engine {
             PairState::Created => {}
             _ if p.peer == Some(to.peer) && p.remote == to.token => return Ok(()),
             _ => {
-                let text = format!("pair {id} of rank {} is connected elsewhere", p.rank);
+                let text = text!("pair {id} of rank {} is connected elsewhere", p.rank);
                 return Err(Status::new(Code::FailedPrecondition, text));
             }
         }
         if to.token == p.token {
-            let text = format!("pair {id} cannot be connected to itself");
+            let text = text!("pair {id} cannot be connected to itself");
             return Err(Status::new(Code::InvalidArgument, text));
         }
         (p.state, p.peer, p.remote) = (PairState::Connecting, Some(to.peer), to.token);
@@ -201,11 +201,11 @@ impl Engine {
         }
         if slot.way == Way::Recv && p.slots.contains_key(&slot.slot) {
             let text =
-                format!("slot {} of pair {pair} has a receive buffer: one is allowed", slot.slot);
+                text!("slot {} of pair {pair} has a receive buffer: one is allowed", slot.slot);
             return Err(Status::new(Code::AlreadyExists, text));
         }
         if slot.way == Way::Recv && p.slots.len() >= GRANTS {
-            let text = format!("pair {pair} has {GRANTS} receive buffers: more are not allowed");
+            let text = text!("pair {pair} has {GRANTS} receive buffers: more are not allowed");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         let vacancy = if p.slots.fits(1) { pairs.buffers.vacancy() } else { None };
@@ -273,12 +273,11 @@ impl Engine {
         let pairs = &mut self.pairs;
         let Some(b) = pairs.buffers.get(buffer) else { return Err(Self::ending()) };
         if b.way != Way::Send {
-            let text = format!("buffer {id} is a receive buffer: it is not sent from");
+            let text = text!("buffer {id} is a receive buffer: it is not sent from");
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         if offset.checked_add(len).is_none_or(|end| end > b.len) {
-            let text =
-                format!("{len} bytes at offset {offset} of buffer {id}, which has {}", b.len);
+            let text = text!("{len} bytes at offset {offset} of buffer {id}, which has {}", b.len);
             return Err(Status::new(Code::OutOfRange, text));
         }
         let (slot, index) = (b.slot, b.pair);
@@ -287,9 +286,10 @@ impl Engine {
             return Err(status.clone());
         }
         if p.sends + p.unheard >= PAIR_SENDS {
-            let text = format!(
+            let text = text!(
                 "{} sends of the pair are under way, and {} have failed and were not waited for: {PAIR_SENDS} are allowed",
-                p.sends, p.unheard
+                p.sends,
+                p.unheard
             );
             return Err(Status::new(Code::ResourceExhausted, text));
         }
@@ -339,17 +339,17 @@ impl Engine {
     /// A buffer as errors call it: by its slot, the rank of its pair, and the peer.
     pub fn buffer_called(&self, id: u64) -> String {
         let found = self.pairs.buffer_by_id(id).ok().and_then(|at| self.pairs.buffers.get(at));
-        let Some(b) = found else { return format!("buffer {id}") };
+        let Some(b) = found else { return text!("buffer {id}") };
         let way = if b.way == Way::Send { "send" } else { "receive" };
         let Some(p) = self.pairs.pairs.get(b.pair) else {
-            return format!("{way} buffer of slot {}", b.slot);
+            return text!("{way} buffer of slot {}", b.slot);
         };
         let with = match (&p.state, p.peer) {
             (PairState::Created, _) | (_, None) => "whose pair was not connected".to_owned(),
             (PairState::Connecting, peer) => {
-                format!("whose pair waits for peer '{}'", self.peer_name(peer))
+                text!("whose pair waits for peer '{}'", self.peer_name(peer))
             }
-            (_, peer) => format!("peer '{}'", self.peer_name(peer)),
+            (_, peer) => text!("peer '{}'", self.peer_name(peer)),
         };
         format!("{way} buffer of slot {} of rank {}, {with}", b.slot, p.rank)
     }
@@ -385,7 +385,7 @@ pub(super) fn check_place(slot: u64, room: u64, at: u64, len: u64) -> Result<(),
     if at.checked_add(len).is_some_and(|end| end <= room) {
         return Ok(());
     }
-    let text = format!(
+    let text = text!(
         "{len} bytes at remote offset {at} of slot {slot}: the buffer there has {room} bytes"
     );
     Err(Status::new(Code::OutOfRange, text))

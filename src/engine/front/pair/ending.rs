@@ -300,7 +300,7 @@ impl Engine {
             }
             let (rank, peer, only_writes) = (p.rank, p.peer, p.only_writes_by(ch));
             let name = self.peer_name(peer);
-            let text = format!("the pair of rank {rank} with peer '{name}': {}", status.message);
+            let text = text!("the pair of rank {rank} with peer '{name}': {}", status.message);
             let status = status.clone().with_message(text);
             match only_writes && !self.closing {
                 true => self.mute_pair(fx, index, status),
@@ -371,7 +371,7 @@ impl Engine {
                 Some((_, first)) => (first.clone(), format!("{}; then {last}", first.message)),
                 None => (Status::gone(""), last.clone()),
             };
-            let text = format!("the pair of rank {rank} with peer '{name}': {why}");
+            let text = text!("the pair of rank {rank} with peer '{name}': {why}");
             self.break_pair(fx, index, first.with_message(text), false);
         }
     }
@@ -402,11 +402,11 @@ impl Engine {
                 (PairState::Connected, _) => "the other end did not open the slot".to_owned(),
                 (PairState::Created, _) => "the pair was not connected".to_owned(),
                 (_, Some(peer)) if peer.channels.is_empty() => {
-                    format!("no connection to peer '{}' ({})", peer.name, peer.tries.text())
+                    text!("no connection to peer '{}' ({})", peer.name, peer.tries.text())
                 }
                 _ => "the other end did not connect".to_owned(),
             };
-            let text = format!("send to slot {slot} of rank {rank}: {why} after {seconds:.3} s");
+            let text = text!("send to slot {slot} of rank {rank}: {why} after {seconds:.3} s");
             let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
             self.end_slot_send(fx, index, Err(Some(status)));
             self.forget_target(pair, slot);

@@ -12,7 +12,7 @@ impl Engine {
         let pairs = &mut self.pairs;
         let Some(b) = pairs.buffers.get_mut(index) else { return Err(Self::ending()) };
         if b.told.is_some() {
-            let text = format!("buffer {id} has a callback, which is told of its events");
+            let text = text!("buffer {id} has a callback, which is told of its events");
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         if b.way != way {
@@ -20,7 +20,7 @@ impl Engine {
                 Way::Send => ["receive", "sent from"],
                 Way::Recv => ["send", "written to"],
             };
-            let text = format!("buffer {id} is a {is} buffer: it is not {not}");
+            let text = text!("buffer {id} is a {is} buffer: it is not {not}");
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         match pairs.next_event(index) {
@@ -30,7 +30,7 @@ impl Engine {
         }
         let Some(b) = pairs.buffers.get(index) else { return Err(Self::ending()) };
         if way == Way::Send && b.under_way == 0 {
-            let text = format!("buffer {id}: no send is under way");
+            let text = text!("buffer {id}: no send is under way");
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         match pairs.pairs.get(b.pair).map(|p| &p.state) {

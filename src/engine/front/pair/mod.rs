@@ -364,7 +364,7 @@ impl Pairs {
         let found = self.pairs.occupant(id as u32);
         match found.filter(|(_, p)| p.id == id && !p.released) {
             Some((index, _)) => Ok(index),
-            None => Err(Status::new(Code::NotFound, format!("pair {id} is not known"))),
+            None => Err(Status::new(Code::NotFound, text!("pair {id} is not known"))),
         }
     }
 
@@ -372,7 +372,7 @@ impl Pairs {
         let found = self.buffers.occupant(id as u32);
         match found.filter(|(_, b)| b.id == id && !b.released) {
             Some((index, _)) => Ok(index),
-            None => Err(Status::new(Code::NotFound, format!("buffer {id} is not known"))),
+            None => Err(Status::new(Code::NotFound, text!("buffer {id} is not known"))),
         }
     }
 }

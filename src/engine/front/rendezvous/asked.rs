@@ -113,7 +113,7 @@ impl Engine {
     #[cold]
     fn must_not_ask(&mut self, to: To) {
         let status = if self.sealed(to.ch) == to.checksum {
-            Status::invalid(format!("the request index {:#x}, in use or reserved", to.request))
+            Status::invalid(text!("the request index {:#x}, in use or reserved", to.request))
         } else {
             let text = "a request that does not ask for a checksum, or asks where there are none";
             seal::loss(text.into())
@@ -151,9 +151,8 @@ impl Engine {
             RecvOutcome::Refused(status) => status,
             _ => {
                 let key = crate::shown::key(key);
-                let text = format!(
-                    "duplicate receive: a request for '{key}' of step {step} waits already"
-                );
+                let text =
+                    text!("duplicate receive: a request for '{key}' of step {step} waits already");
                 Status::new(Code::Aborted, text)
             }
         };
@@ -321,10 +320,13 @@ impl Engine {
         let s = &self.settings;
         let (waiting, bytes) =
             self.peers.get(peer).map_or((0, 0), |p| (p.waiting, p.waiting_bytes));
-        let text = format!(
+        let text = text!(
             "{waiting} requests of this peer wait, with {bytes} bytes of keys and places; {} with {} are \
              allowed, and of all peers {} bytes, of which {} are used",
-            s.max_waiting, s.max_waiting_bytes, s.max_waiting_bytes_all, self.waiting_bytes
+            s.max_waiting,
+            s.max_waiting_bytes,
+            s.max_waiting_bytes_all,
+            self.waiting_bytes
         );
         Status::new(Code::ResourceExhausted, text)
     }

@@ -46,7 +46,7 @@ impl Engine {
         if drained.is_empty() && !self.is_under_way(step) {
             return;
         }
-        let text = format!("step {step} was cleaned up");
+        let text = text!("step {step} was cleaned up");
         let status = Status::new(Code::Aborted, text).because(Reason::StepAborted);
         self.give_up(fx, step, drained, &status);
     }

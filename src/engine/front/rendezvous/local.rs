@@ -25,7 +25,7 @@ impl Engine {
             }
             RecvOutcome::Duplicate => Err(Status::new(
                 Code::Aborted,
-                format!(
+                text!(
                     "duplicate receive: '{}' of step {step} is awaited already",
                     crate::shown::key(key)
                 ),
@@ -64,7 +64,7 @@ impl Engine {
             }
         };
         let room = if let Target::Given { len, .. } = r.target { len } else { 0 };
-        let text = format!(
+        let text = text!(
             "tensor '{}' has {} bytes, the destination given has {room}",
             crate::shown::key(&key),
             sent.tensor.meta.nbytes

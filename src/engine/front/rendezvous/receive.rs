@@ -178,7 +178,7 @@ impl Engine {
 
     #[cold]
     fn too_many_receives(&self) -> Status {
-        let text = format!("{} receives are outstanding: no room for more", self.requests.len());
+        let text = text!("{} receives are outstanding: no room for more", self.requests.len());
         Status::new(Code::ResourceExhausted, text)
     }
 
@@ -282,7 +282,7 @@ impl Engine {
     /// The application no longer wants a receive.
     pub fn cancel(&mut self, fx: &mut impl Fx, id: u64) -> Result<(), Status> {
         let index = self.by_id(id).ok_or_else(|| {
-            Status::new(Code::NotFound, format!("request {id} is not known or has ended"))
+            Status::new(Code::NotFound, text!("request {id} is not known or has ended"))
         })?;
         let status = Status::new(Code::Cancelled, "the receive was cancelled");
         self.end(fx, index, status.because(Reason::Cancelled));
@@ -326,7 +326,7 @@ impl Engine {
                 Ok(Held::Nothing)
             }
             None | Some(Retained::Released) => {
-                let text = format!("request {id} is not known, not kept, or was released");
+                let text = text!("request {id} is not known, not kept, or was released");
                 Err(Status::new(Code::NotFound, text))
             }
             Some(Retained::Ended(held)) => {

@@ -15,7 +15,7 @@ impl Engine {
             Some((index, r)) if matches!(r.state, RState::Asking) => Ok(index),
             _ => {
                 let text =
-                    format!("response {id} is not known: answered, or given up by its receiver");
+                    text!("response {id} is not known: answered, or given up by its receiver");
                 Err(Status::new(Code::NotFound, text))
             }
         }

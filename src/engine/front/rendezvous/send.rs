@@ -34,7 +34,7 @@ impl Engine {
             Meeting::Duplicate => {
                 return Err(Status::new(
                     Code::Aborted,
-                    format!(
+                    text!(
                         "duplicate send: '{}' of step {step} waits already",
                         crate::shown::key(key)
                     ),
@@ -43,7 +43,7 @@ impl Engine {
             Meeting::Full => {
                 return Err(Status::new(
                     Code::ResourceExhausted,
-                    format!(
+                    text!(
                         "{} tensors wait to be taken; clean their steps up",
                         crate::limits::TENSORS
                     ),
@@ -293,7 +293,7 @@ impl Engine {
         key: &[u8],
         nbytes: u64,
     ) -> Status {
-        let text = format!(
+        let text = text!(
             "tensor '{}' has {nbytes} bytes, the destination given has {}",
             crate::shown::key(key),
             asked.room

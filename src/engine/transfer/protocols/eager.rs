@@ -211,6 +211,6 @@ impl Engine {
 
 /// What arrived is not what was sent.
 pub(in crate::engine) fn data_loss(want: u64, got: u64) -> Status {
-    let text = format!("checksum of the content is {got:016x}, the sender's is {want:016x}");
+    let text = text!("checksum of the content is {got:016x}, the sender's is {want:016x}");
     Status::new(Code::DataLoss, text).because(Reason::LocalError)
 }

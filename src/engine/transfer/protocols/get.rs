@@ -178,7 +178,7 @@ impl Engine {
         let Some(nbytes) = r.source.as_ref().map(|source| source.tensor.meta.nbytes) else {
             return;
         };
-        let text = format!(
+        let text = text!(
             "tensor '{}' has {nbytes} bytes, for which the receiver has too little room",
             r.named.shown()
         );

@@ -190,7 +190,7 @@ impl Engine {
         status: Status,
     ) {
         let info = self.info(None, None, Protocol::Local);
-        let text = format!("the receiver failed: {}", status.message);
+        let text = text!("the receiver failed: {}", status.message);
         let theirs = Status::new(Code::Cancelled, text).because(Reason::RemoteError);
         self.end_send(fx, sent.done, Err(theirs), info);
         self.fail(fx, index, status);

@@ -137,7 +137,7 @@ impl Engine {
         let (asked, Some(source)) = (&mut r.asked, &mut r.source) else { return };
         let nbytes = source.tensor.meta.nbytes;
         if len < nbytes {
-            let status = Status::invalid(format!(
+            let status = Status::invalid(text!(
                 "TENSOR_RE_REQUEST with room for {len} bytes, the tensor has {nbytes}"
             ));
             return self.undeliverable(fx, index, status);

@@ -283,7 +283,7 @@ impl Turns {
                 self.stays = first.unwrap_or(now) + STAY;
                 return;
             };
-            let why = format!(
+            let why = text!(
                 "more than {STORE_UNDER_WAY} bytes are under way, or of keys that are waited for, of which it has held \
                  {} for longest",
                 client.counted

@@ -97,7 +97,7 @@ impl Engine {
             b.ch == ch && matches!(b.fill, Fill::Idle) && (1..=b.len).contains(&nbytes)
         });
         let Some(b) = idle else {
-            let text = format!(
+            let text = text!(
                 "TENSOR_WRITE of {nbytes} bytes to {buffer:#x}: that is no idle buffer of such a length"
             );
             return self.violation(ch, Status::invalid(text));
@@ -123,7 +123,7 @@ impl Engine {
             }
         });
         let Some((buffer, b, request, told)) = found else {
-            let text = format!("content in the buffer {imm:#x}, of which nothing was said");
+            let text = text!("content in the buffer {imm:#x}, of which nothing was said");
             return self.violation(ch, Status::invalid(text));
         };
         let (Some(memory), len) = (b.memory.take(), b.len) else { return };
@@ -190,7 +190,7 @@ impl Engine {
     /// BUFFER_FREE arrived: the sender writes to it no more. Content that is still being taken out keeps the memory.
     pub(super) fn on_buffer_free(&mut self, fx: &mut impl Fx, ch: ChanId, buffer: u32) {
         if self.buffers.incoming.get(buffer).is_none_or(|b| b.ch != ch) {
-            let text = format!("BUFFER_FREE for {buffer:#x}, which was not given");
+            let text = text!("BUFFER_FREE for {buffer:#x}, which was not given");
             return self.violation(ch, Status::invalid(text));
         }
         let Some(b) = self.buffers.take_incoming(buffer) else { return };

@@ -168,12 +168,12 @@ impl Engine {
     ) {
         let of = self.buffers.outgoing.get_mut(number).filter(|b| b.ch == ch && b.asked);
         let Some(b) = of else {
-            let text = format!("BUFFER_RESPONSE for {number:#x}, which was not asked for");
+            let text = text!("BUFFER_RESPONSE for {number:#x}, which was not asked for");
             return self.violation(ch, Status::invalid(text));
         };
         match given {
             Some((_, _, len)) if len < b.len => {
-                let text = format!("BUFFER_RESPONSE of {len} bytes, {} were asked for", b.len);
+                let text = text!("BUFFER_RESPONSE of {len} bytes, {} were asked for", b.len);
                 return self.violation(ch, Status::invalid(text));
             }
             Some((buffer, place, _)) => b.remote = Some((buffer, place)),
@@ -265,7 +265,7 @@ impl Engine {
                 self.serve(fx, number);
             }
             Some(_) => {
-                let text = format!("BUFFER_IDLE for {number:#x}, which is not busy");
+                let text = text!("BUFFER_IDLE for {number:#x}, which is not busy");
                 self.violation(ch, Status::invalid(text));
             }
             None => self.stale += 1, // Given up after a write that failed.

@@ -141,7 +141,7 @@ impl Engine {
         let range = r.flow.as_mut().and_then(|flow| flow.sent.front_mut());
         let Some(range) = range.filter(|(from, to)| *from == at && (1..=to - from).contains(&len))
         else {
-            let text = format!("MSG_FRAG of {len} bytes at {at}, which was not asked for");
+            let text = text!("MSG_FRAG of {len} bytes at {at}, which was not asked for");
             return self.violation(ch, Status::invalid(text));
         };
         range.0 += len;

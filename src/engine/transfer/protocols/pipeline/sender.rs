@@ -155,9 +155,11 @@ impl Engine {
         let inside = ask.at.checked_add(ask.len).is_some_and(|end| end <= nbytes);
         let count = flow.asks.len() + flow.parts.len();
         if ask.len == 0 || ask.len > flow.unasked || !inside || count >= MOST {
-            let text = format!(
+            let text = text!(
                 "{} bytes at {} of a message of {nbytes} asked for, of which {} are left, {count} at a time",
-                ask.len, ask.at, flow.unasked
+                ask.len,
+                ask.at,
+                flow.unasked
             );
             return self.violation(ch, Status::invalid(text));
         }
