@@ -209,8 +209,8 @@ impl Status {
     }
     /// The same with another text.
     pub fn with_message(self, message: impl Text) -> Status {
-        let message = message.text();
-        self.change(|parts| parts.message = message)
+        let (code, reason, errno) = (self.code, self.reason, self.errno);
+        Status::of(Parts { code, reason, errno, message: message.text() })
     }
     /// The same with another code.
     pub fn with_code(self, code: Code) -> Status {

@@ -433,8 +433,7 @@ impl Core {
                     return self.rail_ready(dialled, &hello, (kind, ep), sock);
                 }
                 self.hear_older(&hello.name);
-                let text = addr.to_string();
-                self.ready(token, &hello, (kind, ep), reason, sock, text);
+                self.ready(token, &hello, (kind, ep), reason, sock, text!("{addr}"));
             }
             BootEvent::Failed { token, status, .. } if rails::rail_of(token).is_some() => {
                 self.rail_failed(token as u32, &status)
@@ -443,7 +442,7 @@ impl Core {
                 self.dial_failed(token as u32, status, retryable, (met, tried))
             }
             BootEvent::Rejected { addr, status, left } => {
-                let from = addr.map_or_else(|| "?".to_owned(), |a| a.to_string());
+                let from = addr.map_or_else(|| text!("?"), |a| text!("{a}"));
                 // A peer that leaves is nothing to look at.
                 let text = format_args!("a connection from {from} was turned away: {status}");
                 if left { log::debug(text) } else { log::warn(text) }

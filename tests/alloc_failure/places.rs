@@ -28,7 +28,12 @@ const fn place(
 
 /// All of them.
 pub const PLACES: &[Place] = &[
-    place(TEXTS, 1024, "texts of errors and of the log, wherever they are put together", &[""]),
+    place(
+        TEXTS,
+        1024,
+        "texts of the log and of settings, wherever they are put together; those of errors are cut",
+        &[""],
+    ),
     place(BEGINNINGS, 1024, "a thread that begins: its name, and what guards its stack", &[""]),
     place(
         "bootstrap/addr.rs",
@@ -161,7 +166,6 @@ pub const PLACES: &[Place] = &[
         &["rdma_store_file", "rdma_store_memory", "rdma_store_tcp", "rdma_store_tcp_serve"],
     ),
     place("log/speaker.rs", 512, "a manager's name", &["new"]),
-    place("manager/core.rs", 64, "why a connection came about", &["poll_boot"]),
     place(
         "manager/lent.rs",
         512,
