@@ -63,15 +63,6 @@ pub fn none(len: usize, what: &str) -> Status {
     lacking(format_args!("no memory for {len} bytes of {what}"))
 }
 
-/// Whether there is memory for so many bytes at this moment, for what would abort without it: another thread may take it, as a rule none does.
-pub fn is_there(bytes: usize) -> bool {
-    let mut memory = Vec::<u8>::new();
-    let there = memory.try_reserve_exact(bytes).is_ok();
-    // Or else nobody would be asked for it.
-    std::hint::black_box(&memory);
-    there
-}
-
 /// An empty vector with room for just so many bytes.
 pub fn vec(len: usize, what: &str) -> Result<Vec<u8>, Status> {
     let mut vec = Vec::new();

@@ -21,9 +21,6 @@ use crate::name::Name;
 use crate::room::{self, Grows};
 use crate::status::{Code, Status};
 
-/// Memory for an entry of a cache, which it takes where lack of it is an abort.
-const ENTRY: usize = 512;
-
 /// A peer, known by name.
 pub struct Peer {
     /// Name.
@@ -117,9 +114,6 @@ impl Cache {
     pub(super) fn put(&mut self, key: &[u8], meta: &Meta) {
         // What there is no memory for is not in the cache.
         let Ok(own) = room::key(key) else { return };
-        if !room::is_there(ENTRY) {
-            return;
-        }
         self.bytes += cost(key, meta);
         // Without what was said of that one transfer.
         if let Some((key, old)) = self.entries.push(own, meta.lasting()) {

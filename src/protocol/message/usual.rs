@@ -361,8 +361,10 @@ pub fn whole_msg(bytes: &[u8]) -> Option<(WholeMsg<'_>, u16)> {
     let (&[MSG, flags, c0, c1], rest) = bytes.split_first_chunk::<HEADER_LEN>()? else {
         return None;
     };
-    let known = flags & !OF_MSG == 0;
-    let msg = get_msg(&mut Reader::new(rest), flags).ok().filter(|_| known)?;
+    if flags & !OF_MSG != 0 {
+        return None;
+    }
+    let msg = get_msg(&mut Reader::new(rest), flags).ok()?;
     Some((msg, u16::from_le_bytes([c0, c1])))
 }
 
@@ -371,8 +373,10 @@ pub fn whole_request(bytes: &[u8]) -> Option<(Request<'_>, u16)> {
     let (&[TENSOR_REQUEST, flags, c0, c1], rest) = bytes.split_first_chunk::<HEADER_LEN>()? else {
         return None;
     };
-    let known = flags & !of_request(flags) == 0;
-    let request = get_request(&mut Reader::new(rest), flags).ok().filter(|_| known)?;
+    if flags & !of_request(flags) != 0 {
+        return None;
+    }
+    let request = get_request(&mut Reader::new(rest), flags).ok()?;
     Some((request, u16::from_le_bytes([c0, c1])))
 }
 
@@ -381,8 +385,10 @@ pub fn whole_content(bytes: &[u8]) -> Option<(Content<'_>, u16)> {
     let (&[TENSOR_CONTENT, flags, c0, c1], rest) = bytes.split_first_chunk::<HEADER_LEN>()? else {
         return None;
     };
-    let known = flags & !OF_CONTENT == 0;
-    let content = get_content(&mut Reader::new(rest), flags).ok().filter(|_| known)?;
+    if flags & !OF_CONTENT != 0 {
+        return None;
+    }
+    let content = get_content(&mut Reader::new(rest), flags).ok()?;
     Some((content, u16::from_le_bytes([c0, c1])))
 }
 
