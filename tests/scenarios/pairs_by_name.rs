@@ -8,6 +8,7 @@ use rdma_transport::status::{Code, Reason, Status};
 
 use super::kind::Kind;
 use super::pairs::{PLACES, Post, two_of};
+use super::peers::used;
 use super::script::{LARGE, R, S, ibverbs, shm};
 
 /// In the steady state a send is its writes and nothing else.
@@ -337,12 +338,6 @@ fn failures_that_nobody_takes_are_bounded() {
     let addr = post.bufs[from].addr;
     post.s.w.mem.free(addr, "its buffer was destroyed");
     post.finish();
-}
-
-/// What a thread has had of the processor.
-fn used() -> Duration {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    Duration::from_nanos(stat.split(' ').next().unwrap().parse().unwrap())
 }
 
 /// What each of so many takes of the processor, at its best of a few times.
