@@ -96,13 +96,21 @@ watch_heart() {
     done
 }
 
+# Beside other stages the machine goes first, where that may be said: while one of its processors waits for this host's, the
+# other spins for it (a lock, an answer to an interrupt), so that the same tests cost more the longer they take. Beside three busy
+# loops c_pipeline and c_two_hosts_v4 took 341 s, 282 s of processor time, and 193 and 240 so.
+first() {
+    if [ "$(nice -n -5 nice 2>/dev/null)" = "$(($(nice) - 5))" ]; then nice -n -5 "$@"; else "$@"; fi
+}
+
 boot() {
 rm -f "$work/pulse" "$work/silent" "$work/pid"
 pin_processors &
 watch_heart >/dev/null 2>&1 &
 heart=$!
 # In the foreground, so that an interrupt reaches it.
-timeout --foreground -k 5 "$LIMIT" qemu-system-x86_64 -name softroce,debug-threads=on -accel tcg,thread=multi -cpu max -smp 2 \
+# Without `rep movsb`, which is emulated byte by byte: a tenth of the time.
+first timeout --foreground -k 5 "$LIMIT" qemu-system-x86_64 -name softroce,debug-threads=on -accel tcg,thread=multi -cpu max,-erms -smp 2 \
     -m "${SOFTROCE_MEMORY:-5G}" -nodefaults -no-reboot -display none -serial stdio -serial "file:$work/pulse" -pidfile "$work/pid" "${DISK[@]}" \
     -kernel "$SOFTROCE_CACHE/vmlinuz" -initrd "$work/initrd" \
     -append "console=ttyS0 quiet loglevel=3 panic=-1 softlockup_panic=1 mitigations=off random.trust_cpu=on tsc=reliable" \
