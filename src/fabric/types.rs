@@ -161,13 +161,15 @@ pub struct Caps {
 }
 
 /// What follows the posts of a call, as far as is known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Follows {
     /// Perhaps nothing for long.
     #[default]
     Nothing,
-    /// Perhaps more posts. Somebody drives and is awake, or only the application does, by its calls.
+    /// Perhaps more posts. Only the application drives, by its calls.
     Perhaps,
+    /// Perhaps more posts, and a poll within a millisecond in any case: a thread drives that is awake.
+    Poll,
 }
 
 /// Why a post was not accepted.

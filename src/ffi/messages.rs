@@ -12,6 +12,7 @@ use super::message_plain::{is_plain, plain, says_nothing};
 use super::sized::{self, Out};
 use super::types::*;
 use crate::engine::front::message::{Envelope, OnMessage, Party, Sending, Wanted};
+use crate::fabric::Follows;
 use crate::manager::{Manager, Post, Received, Timeout, Where};
 use crate::protocol::message::{Extra, UsualMsg};
 use crate::status::Status;
@@ -135,7 +136,9 @@ pub unsafe extern "C-unwind" fn rdma_msg_isend(
         // SAFETY: the caller's arguments, as the header demands; it keeps the content in place until the end.
         unsafe {
             let (mgr, envelope) = (borrow_on(mgr, thread)?, Envelope { comm, tag });
-            if says_nothing(options) && send_short(&mgr, thread, peer, plainly(envelope), data, len)
+            let beside = plainly(envelope);
+            if says_nothing(options)
+                && send_short(&mgr, thread, peer, beside, (data, len), Follows::Poll)
             {
                 hand_out(&mgr, 0, true, out_request);
                 return Ok(());
@@ -162,13 +165,13 @@ unsafe fn send_short(
     thread: Thread,
     peer: rdma_peer_t,
     beside: UsualMsg<'_>,
-    data: *const c_void,
-    len: usize,
+    (data, len): (*const c_void, usize),
+    follows: Follows,
 ) -> bool {
     let to = Party::of_handle(peer).filter(|&to| to != Party::ANY);
     let (Some(to), Some(memory)) = (to, plain(data, len)) else { return false };
     // SAFETY: by this function's contract.
-    unsafe { mgr.message_send_short(thread, to, beside, &memory) }
+    unsafe { mgr.message_send_short(thread, to, beside, &memory, follows) }
 }
 
 /// The same with these options, as a message or (true) to a handler.
@@ -191,7 +194,7 @@ pub(super) unsafe fn send_at_once(
     // SAFETY: by this function's contract.
     unsafe {
         let beside = UsualMsg { envelope, active, user: user(options)?, content: &[] };
-        Ok(send_short(mgr, thread, peer, beside, data, len))
+        Ok(send_short(mgr, thread, peer, beside, (data, len), Follows::Poll))
     }
 }
 
@@ -429,7 +432,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_send(
             if says_nothing(options) {
                 mgr.refuse_inside_on(thread)?;
                 let beside = plainly(Envelope { comm, tag });
-                if send_short(&mgr, thread, peer, beside, data, len) {
+                // Whoever waited for it may end the process, and what it sent last.
+                if send_short(&mgr, thread, peer, beside, (data, len), Follows::Perhaps) {
                     return Ok(());
                 }
             }

@@ -20,7 +20,11 @@ impl Manager {
     #[inline]
     pub(super) fn follows(&self, core: &mut Locked<'_, Seam>) -> Follows {
         let kept = self.has_thread && self.drivers.callbacks.any(core);
-        if !kept && core.wheel().is_attended() { Follows::Perhaps } else { Follows::Nothing }
+        match !kept && core.wheel().is_attended() {
+            true if self.has_thread => Follows::Poll,
+            true => Follows::Perhaps,
+            false => Follows::Nothing,
+        }
     }
 
     /// The same, and `then` with what it leaves behind.

@@ -64,7 +64,7 @@ impl Manager {
     }
 
     /// Sends a message in standard mode out of memory of the host, with no more than a header beside its content, if that is short and
-    /// goes out at once: then it has ended. False: nothing was done.
+    /// goes out at once: then it has ended. False: nothing was done. No more than this `follows` it, for what the caller knows.
     ///
     /// # Safety
     /// The memory is readable and unchanged while this runs.
@@ -75,6 +75,7 @@ impl Manager {
         to: Party,
         beside: UsualMsg<'_>,
         &Memory { addr, len, .. }: &Memory,
+        follows: Follows,
     ) -> bool {
         let mut room: ShortRoom = [const { MaybeUninit::uninit() }; _];
         if len > room.len().min(self.copy_max) as u64 {
@@ -82,14 +83,14 @@ impl Manager {
                 return false;
             }
             // SAFETY: the caller's promise.
-            return unsafe { self.message_send_copied(thread, to, beside, addr, len) };
+            return unsafe { self.message_send_copied(thread, to, beside, (addr, len), follows) };
         }
         // SAFETY: the caller's promise; there is room for it, and so much is then initialised.
         let content = unsafe {
             few::copy(addr as *const u8, room.as_mut_ptr().cast(), len as usize);
             std::slice::from_raw_parts(room.as_ptr().cast(), len as usize)
         };
-        self.message_send_plain(thread, to, UsualMsg { content, ..beside }, addr)
+        self.message_send_plain(thread, to, UsualMsg { content, ..beside }, addr, follows)
     }
 
     /// The same of content that takes more room.
@@ -102,20 +103,27 @@ impl Manager {
         thread: Thread,
         to: Party,
         beside: UsualMsg<'_>,
-        addr: u64,
-        len: u64,
+        (addr, len): (u64, u64),
+        follows: Follows,
     ) -> bool {
         let (mut copied, alone) = (Copied::new(), self.core.is_alone(thread));
         // SAFETY: the caller's promise.
         let content = unsafe { copied.take(addr, len, self.copy_max, alone) };
         let m = UsualMsg { content, ..beside };
-        content.len() as u64 == len && self.message_send_plain(thread, to, m, addr)
+        content.len() as u64 == len && self.message_send_plain(thread, to, m, addr, follows)
     }
 
     #[inline(always)]
-    fn message_send_plain(&self, thread: Thread, to: Party, m: UsualMsg<'_>, addr: u64) -> bool {
+    fn message_send_plain(
+        &self,
+        thread: Thread,
+        to: Party,
+        m: UsualMsg<'_>,
+        addr: u64,
+        follows: Follows,
+    ) -> bool {
         let mut core = self.core.lock_on(thread);
-        let follows = self.follows(&mut core);
+        let follows = self.follows(&mut core).min(follows);
         let Core { engine, world, .. } = &mut *core;
         let sent = engine.message_send_plain(world, to, m, addr);
         if sent {

@@ -184,7 +184,7 @@ impl Manager {
         let beside = UsualMsg { envelope, active: false, user: &[], content: &[] };
         // SAFETY: within the buffer, which is valid until all its operations have ended.
         let sending = unsafe {
-            match self.message_send_short(thread, to, beside, &memory) {
+            match self.message_send_short(thread, to, beside, &memory, Follows::Poll) {
                 true => Ok(Sending::Done),
                 false => {
                     let (extra, mode) = (&Extra::default(), Mode::Standard);

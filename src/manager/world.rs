@@ -213,6 +213,12 @@ impl World {
         }
     }
 
+    /// What adapters keep for the next poll goes out.
+    pub fn push(&mut self) {
+        crate::fabric::ProviderKind::ALL.iter().for_each(|&kind| self.posted_to.add(kind));
+        self.flush();
+    }
+
     /// Destroys the endpoints that ended. Only when no view into their memory is held.
     pub fn destroy_ended(&mut self) {
         if !self.connections.has_dying() && self.parked.is_empty() {

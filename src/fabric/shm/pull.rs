@@ -91,12 +91,13 @@ impl Link {
 
     /// The WRITE under way has ended.
     pub(crate) fn end_write(&mut self, code: u8, events: &mut Vec<Event>) -> Result<(), Status> {
-        let Some(w) = self.inbound.take() else { return Ok(()) };
+        let Some(w) = self.inbound else { return Ok(()) };
         // A peer that left may have reused the memory that we copied from, and a process number
-        // may belong to another process by now.
+        // may belong to another process by now. It stays under way: nothing behind it is looked at, as it would be by its number.
         if self.peer_closed() || (w.place & wire::FROM_PROCESS != 0 && self.is_gone()) {
             return Err(self.gone());
         }
+        self.inbound = None;
         self.answer(code, w.has_imm.then_some(w.to.imm), events);
         Ok(())
     }

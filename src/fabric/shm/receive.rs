@@ -296,7 +296,11 @@ impl Link {
                     continue;
                 }
                 if slot.offset != w.front || slot.len as u64 > w.from.len - w.front {
-                    return Err(self.broken("stream slot of a WRITE"));
+                    let Slot { op, offset, len } = slot;
+                    let (front, whole) = (w.front, w.from.len);
+                    return Err(self.broken(&text!(
+                        "stream slot of WRITE {op}: {len} bytes at {offset}, not at {front} of {whole}"
+                    )));
                 }
                 // The caller has checked the whole destination against a live region.
                 let wanted = Wanted {

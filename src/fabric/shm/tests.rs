@@ -11,6 +11,7 @@ use crate::fabric::shm::stream::Job;
 use crate::fabric::shm::wire::{Ask, ContentAt, Write, kind};
 use crate::os::epoll;
 
+mod behind;
 mod delays;
 mod left;
 mod life;

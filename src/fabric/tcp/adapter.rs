@@ -270,6 +270,8 @@ impl Adapter for TcpAdapter {
     }
 
     fn flush_soon(&mut self, follows: Follows) -> bool {
+        // Who armed it may sleep.
+        let follows = if self.armed { follows.min(Follows::Perhaps) } else { follows };
         for id in &self.busy {
             let Some(e) = self.eps.get_mut(id) else { continue };
             e.output_of_call(follows, self.polled, &self.shared.regions);
@@ -277,7 +279,7 @@ impl Adapter for TcpAdapter {
             if self.armed {
                 e.watch_output(&self.shared.epoll);
             }
-            if e.burst.is_held() && !e.held {
+            if (e.kept || e.burst.is_held()) && !e.held {
                 e.held = true;
                 self.held.push(*id);
             }
@@ -417,7 +419,7 @@ impl Adapter for TcpAdapter {
         if let Some(mut e) = self.eps.remove(&ep.0) {
             // What was posted still goes out as far as the socket takes it.
             e.output(true, &self.shared.regions);
-            e.push();
+            e.push(&self.shared.regions);
             if let Some(sock) = &e.sock {
                 let _ = self.shared.epoll.remove(sock);
             }

@@ -5,6 +5,9 @@
 //! next poll sends them on. Should it not come after all, the kernel does: with the next acknowledgement, or when its
 //! timer for that runs out, after 200 ms (tcp(7), `TCP_CORK`). It has them, too, should the process end: unless that resets the
 //! connection, as unread input does.
+//!
+//! Where a poll is sure to come, a thread drives, even that is too dear: they are kept here, and the poll gives the socket
+//! all of them at once.
 
 use crate::fabric::Follows;
 
@@ -57,7 +60,7 @@ impl Burst {
         let expected = if last == other && last <= FEW { last } else { 0 };
         let more =
             if self.sends <= expected { self.sends < expected } else { self.sends > AT_ONCE };
-        follows == Follows::Perhaps && often && more
+        follows != Follows::Nothing && often && more
     }
 
     /// Whether so many bytes may still be held back.

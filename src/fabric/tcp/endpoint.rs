@@ -84,6 +84,8 @@ pub struct Endpoint {
     pub held: bool,
     /// What is sent is to be held back.
     hold: bool,
+    /// What was posted is kept for the next poll.
+    pub kept: bool,
     /// The socket does not take output any more, for this reason.
     pub broken: Option<Status>,
     /// Polls in a row that found nothing.
@@ -136,6 +138,8 @@ pub enum Input {
 pub(super) const LIVELY: u32 = 256;
 /// Bytes taken by the socket at once, or given by it in all, that count as progress of the peer.
 const LONG: usize = 16 * 1024;
+/// Bytes of posts that are kept for the next poll, about. The socket takes so much at once with the lock held.
+const KEPT: usize = 64 << 10;
 
 impl Endpoint {
     /// One that is not connected.
@@ -150,6 +154,7 @@ impl Endpoint {
             burst: Burst::default(),
             held: false,
             hold: false,
+            kept: false,
             broken: None,
             quiet: 0,
             share: RECV,
@@ -312,14 +317,22 @@ impl Endpoint {
 
     /// The same of what a call has posted, and what follows it.
     pub fn output_of_call(&mut self, follows: Follows, polled: Polled, regions: &RegionTable) {
-        self.hold = self.burst.begin(follows, polled, ticks());
-        self.output(false, regions);
-        self.hold = false;
+        let hold = self.burst.begin(follows, polled, ticks());
+        if hold && follows == Follows::Poll && self.stream.tx.keeps(KEPT) {
+            self.kept = true;
+        } else {
+            (self.kept, self.hold) = (false, hold);
+            self.output(false, regions);
+            self.hold = false;
+        }
         self.burst.end(ticks());
     }
 
-    /// Nothing is held back any more.
-    pub fn push(&mut self) {
+    /// Nothing is kept or held back any more.
+    pub fn push(&mut self, regions: &RegionTable) {
+        if std::mem::take(&mut self.kept) {
+            self.output(false, regions);
+        }
         if let (true, Some(sock)) = (self.burst.is_held(), &self.sock) {
             sock::push(sock.as_fd());
             self.burst.sent(0, false);

@@ -165,6 +165,13 @@ impl Tx {
         !self.wire.is_empty()
     }
 
+    /// Whether all that waits are copies of what was posted, less than so many bytes, and nothing has begun to go out.
+    pub fn keeps(&self, most: usize) -> bool {
+        let copied = matches!(self.ops.back(), Some(Op::Send(_) | Op::Copied(_)));
+        let others = !(self.wire.is_empty() && self.control.is_empty() && self.answers.is_empty());
+        copied && !others && self.msgs.len() < most
+    }
+
     /// Whether only an acknowledgement waits.
     pub fn only_ack(&self) -> bool {
         self.ack.is_some()

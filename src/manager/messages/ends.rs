@@ -104,8 +104,18 @@ impl Manager {
         self.refuse_inside()?;
         // SAFETY: the caller's promise; this waits for the end.
         match unsafe { self.message_isend(post, at, OnMessage::Asked) }? {
-            Sending::Done => Ok(()),
+            Sending::Done => {
+                self.push();
+                Ok(())
+            }
             Sending::Begun(id) => self.message_await(id, Thread::this())?.result,
+        }
+    }
+
+    /// Whoever waited for a send may end the process: it is kept for no poll.
+    fn push(&self) {
+        if self.has_thread {
+            self.core.lock().world.push();
         }
     }
 

@@ -62,12 +62,13 @@ impl TcpAdapter {
         }
     }
 
-    /// What was held back for more to follow goes out.
+    /// What was kept, or held back, for more to follow goes out.
     pub(super) fn push_held(&mut self) {
         while let Some(id) = self.held.pop() {
             if let Some(e) = self.eps.get_mut(&id) {
                 e.held = false;
-                e.push();
+                e.push(&self.shared.regions);
+                e.ask(&mut self.shared.wanted);
             }
         }
     }

@@ -20,14 +20,22 @@ impl Tx {
     ) -> (usize, u64) {
         self.withdraw(regions);
         let (mut n, mut bytes, mut msgs) = (0, 0u64, self.msgs.head);
+        // The last part ends where the next message begins.
+        let mut amid = false;
         for seg in &self.wire {
             let left = seg.left();
             if left == 0 {
                 continue;
             }
+            if let (true, Seg::Msgs(len)) = (amid && bytes < GATHER, seg) {
+                iovs[n - 1].iov_len += len;
+                (msgs, bytes) = (msgs + len, bytes + left);
+                continue;
+            }
             if n == IOVS || bytes >= GATHER {
                 break;
             }
+            amid = matches!(seg, Seg::Msgs(_));
             let (base, len) = match seg {
                 Seg::Head { head, off, .. } => {
                     let b = &head.bytes()[*off as usize..];
@@ -58,8 +66,16 @@ impl Tx {
 
     /// Whether content of the application is among what `gather` would list.
     pub fn has_content(&self) -> bool {
-        let content = |seg: &Seg| matches!(seg, Seg::Local { .. } | Seg::Region { .. });
-        self.wire.iter().filter(|seg| seg.left() > 0).take(IOVS).any(content)
+        let (mut parts, mut amid) = (0, false);
+        for seg in self.wire.iter().filter(|seg| seg.left() > 0) {
+            match seg {
+                Seg::Msgs(_) if amid => continue,
+                _ if parts == IOVS => return false,
+                Seg::Local { .. } | Seg::Region { .. } => return true,
+                _ => (parts, amid) = (parts + 1, matches!(seg, Seg::Msgs(_))),
+            }
+        }
+        false
     }
 
     /// Whether all content of the application that waits lies in this memory.
@@ -189,10 +205,13 @@ mod tests {
     fn content_behind_writes_that_were_copied_is_found() {
         let content = [3u8; 64];
         let at = content.as_ptr() as u64;
-        for copied in 0..2 * IOVS as u32 {
+        for (copied, apart) in (0..2 * IOVS as u32).flat_map(|n| [(n, false), (n, true)]) {
             let mut tx = Tx::default();
             for seq in 0..copied {
-                tx.write_copied(seq, &[2; 8], 4096, 1, None).expect("room");
+                match apart {
+                    true => tx.read(seq, 4096, 8, 1),
+                    false => tx.write_copied(seq, &[2; 8], 4096, 1, None).expect("room"),
+                }
             }
             tx.write(copied, at, content.len() as u64, 4096, 1, None, None);
             assert!(tx.fill(None, true));
