@@ -97,8 +97,17 @@ static void the_other_end_closes(void) {
   CHECK_OK(rdma_buffer_send(e.b, s, 0, 50, 0));
   arrived(e.a, r);
   CHECK_OK(sent(e.b, s));
+  CHECK_OK(rdma_buffer_send(e.b, s, 0, 50, 0));
+  CHECK_OK(sent(e.b, s));
   CHECK_OK(rdma_pair_close(e.b, e.pb));
   CHECK(count_reached(&l.broken, 1, 20000));
+  /* What has arrived comes first. */
+  uint64_t n = 0;
+  CHECK_OK(rdma_buffer_test(e.a, r, NULL, &n));
+  CHECK_INT(1, n);
+  CHECK_OK(rdma_buffer_wait_recv(e.a, r, 5000));
+  CHECK_BAD(RDMA_UNAVAILABLE, rdma_buffer_test(e.a, r, NULL, &n));
+  CHECK_INT(1, n);
   CHECK_BAD(RDMA_UNAVAILABLE, rdma_buffer_wait_recv(e.a, r, 5000));
   rdma_last_error(text, sizeof text);
   CHECK_HAS(text, "closed");

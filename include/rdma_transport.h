@@ -678,7 +678,7 @@ struct rdma_mgr_options {
    */
   int32_t protocol;
   /**
-   * Default deadline of an operation in milliseconds, 1 to 3153600000000 (100 years). RDMA_TIMEOUT_MS
+   * Default deadline of an operation in milliseconds, 1 to 3153600000000 (100 years); 120000 if it is not set. RDMA_TIMEOUT_MS
    */
   int64_t timeout_ms;
   /**
@@ -687,9 +687,10 @@ struct rdma_mgr_options {
    */
   int64_t busy_poll_us;
   /**
-   * Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
+   * Silence after which a peer counts as stalled, in milliseconds; 10000 if it is not set. 0: never, only a connection
    * that ends is a peer that is gone. Time in which this manager was not driven, or the machine
-   * stood still, does not count. A connection to a peer that stands still ends sooner where an operation's deadline
+   * stood still, does not count. Nor does a peer that is driven by its application alone (RDMA_PROGRESS_MANUAL) stall: it may be
+   * silent for as long as it computes, and operations with it end by their deadlines, or with its connection. A connection to a peer that stands still ends sooner where an operation's deadline
    * passes while its content is on its way and nobody says for two seconds that its memory is not touched any
    * more: rdma_msg_isend and rdma_recv_async tell when. RDMA_PEER_TIMEOUT_MS
    */
@@ -2433,6 +2434,10 @@ rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
  * *out_request is 0 if it has ended when this returns, well: then *out_status says how, and `done`
  * does not run. Otherwise it is the request, as of rdma_msg_isend. `out_status` NULL: not wanted.
  *
+ * One that has met no message does not end with its peer's connection: `source` is a name, whose next connection, or next process, may
+ * bring what it waits for. Whoever wants an end when the peer is gone is told of that by the manager's peer_event, and takes it back
+ * with rdma_msg_cancel; what the peer had said before may still be met until then. options.incarnation is not looked at.
+ *
  * Its deadline ends it once nothing writes to `buf` any more: at once as a rule, up to 2 s later, or peer_timeout_ms if that is
  * less, where long content is on its way from a peer that stands still; and the connection then ends with it. A message whose
  * receive ends so is lost.
@@ -3165,8 +3170,8 @@ rdma_code_t rdma_pair_info(rdma_mgr_t *mgr,
                            rdma_pair_info_t *out);
 
 /**
- * Closes this end of a pair and destroys its buffers, as rdma_buffer_destroy. The other end hears of it:
- * what waits there fails with RDMA_UNAVAILABLE.
+ * Closes this end of a pair and destroys its buffers, as rdma_buffer_destroy: that takes up to 2 seconds where the other end
+ * stands still in the middle of a transfer. The other end hears of it: what waits there fails with RDMA_UNAVAILABLE.
  *
  * Threads: any.
  *
@@ -3294,12 +3299,13 @@ rdma_code_t rdma_buffer_wait_recv(rdma_mgr_t *mgr,
 
 /**
  * Tells how many ends of sends and how many arrivals of a buffer could be taken at once. Drives progress
- * once if there are none. `out_sent` or `out_received` NULL: not wanted.
+ * once if there are none. `out_sent` or `out_received` NULL: not wanted. Of a receive buffer in which nothing
+ * will arrive any more it tells why, once all arrivals were taken; inside a callback rdma_pair_info does.
  *
  * Threads: any.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
- * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ * Returns RDMA_OK; why the pair is broken, as rdma_buffer_wait_recv; RDMA_INVALID_ARGUMENT: `mgr` NULL;
+ * RDMA_NOT_FOUND: unknown buffer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_buffer_test(rdma_mgr_t *mgr,
                              rdma_buffer_t buffer,

@@ -311,6 +311,10 @@ pub(super) unsafe fn hand_out(
 /// *out_request is 0 if it has ended when this returns, well: then *out_status says how, and `done`
 /// does not run. Otherwise it is the request, as of rdma_msg_isend. `out_status` NULL: not wanted.
 ///
+/// One that has met no message does not end with its peer's connection: `source` is a name, whose next connection, or next process, may
+/// bring what it waits for. Whoever wants an end when the peer is gone is told of that by the manager's peer_event, and takes it back
+/// with rdma_msg_cancel; what the peer had said before may still be met until then. options.incarnation is not looked at.
+///
 /// Its deadline ends it once nothing writes to `buf` any more: at once as a rule, up to 2 s later, or peer_timeout_ms if that is
 /// less, where long content is on its way from a peer that stands still; and the connection then ends with it. A message whose
 /// receive ends so is lost.

@@ -221,8 +221,8 @@ pub unsafe extern "C-unwind" fn rdma_pair_info(
     })
 }
 
-/// Closes this end of a pair and destroys its buffers, as rdma_buffer_destroy. The other end hears of it:
-/// what waits there fails with RDMA_UNAVAILABLE.
+/// Closes this end of a pair and destroys its buffers, as rdma_buffer_destroy: that takes up to 2 seconds where the other end
+/// stands still in the middle of a transfer. The other end hears of it: what waits there fails with RDMA_UNAVAILABLE.
 ///
 /// Threads: any.
 ///
@@ -424,12 +424,13 @@ pub unsafe extern "C-unwind" fn rdma_buffer_wait_recv(
 }
 
 /// Tells how many ends of sends and how many arrivals of a buffer could be taken at once. Drives progress
-/// once if there are none. `out_sent` or `out_received` NULL: not wanted.
+/// once if there are none. `out_sent` or `out_received` NULL: not wanted. Of a receive buffer in which nothing
+/// will arrive any more it tells why, once all arrivals were taken; inside a callback rdma_pair_info does.
 ///
 /// Threads: any.
 ///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
-/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+/// Returns RDMA_OK; why the pair is broken, as rdma_buffer_wait_recv; RDMA_INVALID_ARGUMENT: `mgr` NULL;
+/// RDMA_NOT_FOUND: unknown buffer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn rdma_buffer_test(
     mgr: *mut rdma_mgr_t,

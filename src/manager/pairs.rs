@@ -247,7 +247,11 @@ impl Manager {
             return Ok(counts);
         }
         self.turn_locked(core, thread);
-        counts_now(&self.core.lock_on(thread), buffer)
+        let core = self.core.lock_on(thread);
+        match counts_now(&core, buffer)? {
+            (0, 0) => core.engine.buffer_hears(buffer).map(|()| (0, 0)),
+            counts => Ok(counts),
+        }
     }
 
     /// Lets a buffer go. On return its memory is the caller's.

@@ -32,14 +32,15 @@ pub struct rdma_mgr_options {
     pub progress: i32,
     /// RDMA_PROTOCOL_*; AUTO chooses per transfer. RDMA_PROTOCOL
     pub protocol: i32,
-    /// Default deadline of an operation in milliseconds, 1 to 3153600000000 (100 years). RDMA_TIMEOUT_MS
+    /// Default deadline of an operation in milliseconds, 1 to 3153600000000 (100 years); 120000 if it is not set. RDMA_TIMEOUT_MS
     pub timeout_ms: i64,
     /// Time to spin before sleeping, in microseconds; less where spinning does not pay, up to four
     /// times that where waits were seen to end so. 0: never. RDMA_BUSY_POLL_US
     pub busy_poll_us: i64,
-    /// Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
+    /// Silence after which a peer counts as stalled, in milliseconds; 10000 if it is not set. 0: never, only a connection
     /// that ends is a peer that is gone. Time in which this manager was not driven, or the machine
-    /// stood still, does not count. A connection to a peer that stands still ends sooner where an operation's deadline
+    /// stood still, does not count. Nor does a peer that is driven by its application alone (RDMA_PROGRESS_MANUAL) stall: it may be
+    /// silent for as long as it computes, and operations with it end by their deadlines, or with its connection. A connection to a peer that stands still ends sooner where an operation's deadline
     /// passes while its content is on its way and nobody says for two seconds that its memory is not touched any
     /// more: rdma_msg_isend and rdma_recv_async tell when. RDMA_PEER_TIMEOUT_MS
     pub peer_timeout_ms: i64,

@@ -44,6 +44,19 @@ impl Engine {
         self.buffer_counted(id).map(|(counts, _)| counts)
     }
 
+    /// Why nothing arrives in a receive buffer any more, if that is so.
+    pub fn buffer_hears(&self, id: u64) -> Result<(), Status> {
+        let b = self.pairs.buffers.get(self.pairs.buffer_by_id(id)?);
+        let Some(b) = b.filter(|b| b.way == Way::Recv && b.received == 0 && b.under_way == 0)
+        else {
+            return Ok(());
+        };
+        match self.pairs.pairs.get(b.pair).map(|p| &p.state) {
+            Some(PairState::Broken(status)) => Err(status.clone()),
+            _ => Ok(()),
+        }
+    }
+
     /// The same, and its address and length.
     #[allow(clippy::type_complexity, reason = "two pairs of numbers")]
     pub fn buffer_counted(&self, id: u64) -> Result<((u64, u64), (u64, u64)), Status> {
