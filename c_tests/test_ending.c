@@ -8,7 +8,7 @@
 #include "messages.h"
 #include "pairs.h"
 
-enum { LEN = 120000, WAITERS = 4, FLOODS = 2, ROUNDS = 40 };
+enum { LEN = 120000, WAITERS = 4, FLOODS = 2, ROUNDS = 40, WORDS = 5, LIVES = 100 };
 
 typedef struct waiter {
   rdma_mgr_t *mgr;
@@ -229,7 +229,45 @@ static void waits_of_buffers_end_with_their_manager(void) {
   }
 }
 
+/* Sends alpha at argv[1] some messages with tag argv[2], by blocking calls, and is no more. */
+static int last_words_role(int argc, char **argv) {
+  if (argc < 3) return 2;
+  char text[64] = {0};
+  rdma_mgr_t *m = mgr_new(argv[0], NULL);
+  CHECK_OK(rdma_mgr_add_peer(m, "alpha", argv[1]));
+  CHECK_OK(rdma_mgr_connect(m, "alpha", CONNECT_MS));
+  rdma_peer_t to = number_of(m, "alpha");
+  rdma_msg_options_t header = {.struct_size = sizeof header, .header = "h", .header_len = 1};
+  for (int i = 0; i < WORDS; i++) {
+    text[0] = (char)i;
+    CHECK_OK(rdma_msg_send(m, to, COMM, (uint64_t)atoi(argv[2]), text, sizeof text, i % 2 ? &header : NULL));
+  }
+  _exit(0);
+}
+
+/* What a blocking call has sent arrives, though nobody turns the manager any more, and though its process has not read all that
+ * came: the end resets the connection, and the system forgets what it still holds back for more to follow. */
+static void blocking_sends_outlive_their_process(void) {
+  char address[256], tag[16], got[64];
+  if (is_provider("loopback")) skip("loopback does not leave the process");
+  rdma_mgr_t *m = mgr_new("alpha", NULL);
+  mgr_listen(m, address);
+  for (int life = 1; life <= LIVES; life++) {
+    rdma_msg_status_t at_once;
+    rdma_msg_request_t r = irecv(m, RDMA_PEER_ANY, (uint64_t)life, EXACT, got, sizeof got, &at_once);
+    snprintf(tag, sizeof tag, "%d", life);
+    proc *p = proc_start("last_words", (const char *const[]){"beta", address, tag, NULL});
+    for (int i = 0; i < WORDS; i++) {
+      if (i) r = irecv(m, RDMA_PEER_ANY, (uint64_t)life, EXACT, got, sizeof got, &at_once);
+      rdma_msg_status_t st = received(m, r, at_once);
+      CHECK_MSG(st.code == RDMA_OK && got[0] == i, "life %d, message %d: %s: %s", life, i, rdma_code_name(st.code), st.text);
+    }
+    proc_kill(p);
+  }
+}
+
 static const test_case cases[] = {SLOW(memory_is_free_when_a_wait_returns, 240), SLOW(what_was_sent_in_buffered_mode_arrives, 120),
                                   CASE(who_receives_nothing_is_waited_for_briefly), CASE(a_peer_whose_manager_ends_is_gone),
-                                  SLOW(waits_of_buffers_end_with_their_manager, 120)};
-TEST_MAIN(cases)
+                                  SLOW(waits_of_buffers_end_with_their_manager, 120), SLOW(blocking_sends_outlive_their_process, 120)};
+static const test_role roles[] = {{"last_words", last_words_role}};
+TEST_MAIN_ROLES(cases, roles)

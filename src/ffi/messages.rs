@@ -436,8 +436,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_send(
             if says_nothing(options) {
                 mgr.refuse_inside_on(thread)?;
                 let beside = plainly(Envelope { comm, tag });
-                // Whoever waited for it may end the process, and what it sent last.
-                if send_short(&mgr, thread, peer, beside, (data, len), Follows::Perhaps) {
+                // Whoever waited for it may end the process: nothing is left for later.
+                if send_short(&mgr, thread, peer, beside, (data, len), Follows::Nothing) {
                     return Ok(());
                 }
             }

@@ -112,11 +112,10 @@ impl Manager {
         }
     }
 
-    /// Whoever waited for a send may end the process: it is kept for no poll.
+    /// Whoever waited for a send may end the process: nothing is left for later, neither here nor by the system, which forgets what it
+    /// holds back when a process ends that has not read all that came.
     fn push(&self) {
-        if self.has_thread {
-            self.core.lock().world.push();
-        }
+        self.core.lock().world.push();
     }
 
     /// Receives a message and waits for the end.
