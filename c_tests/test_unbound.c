@@ -211,7 +211,7 @@ typedef struct waiter {
   rdma_mgr_t *mgr;
   rdma_unbound_t buffer;
   bool send;
-  _Atomic int returned;
+  _Atomic int begun, returned;
   rdma_code_t code;
   rdma_msg_status_t status;
 } waiter;
@@ -219,6 +219,7 @@ typedef struct waiter {
 static void *wait_here(void *arg) {
   waiter *w = arg;
   w->status.struct_size = sizeof w->status;
+  w->begun = 1;
   w->code = w->send ? rdma_unbound_wait_send(w->mgr, w->buffer, RDMA_MSG_FOREVER, &w->status)
                     : rdma_unbound_wait_recv(w->mgr, w->buffer, RDMA_MSG_FOREVER, &w->status);
   w->returned = 1;
@@ -389,6 +390,8 @@ static void a_wait_ends_with_the_manager(void) {
   waiter w[2] = {{.mgr = p.a, .buffer = a}, {.mgr = p.a, .buffer = a, .send = true}};
   pthread_t thread[2];
   for (int i = 0; i < 2; i++) CHECK(pthread_create(&thread[i], NULL, wait_here, &w[i]) == 0);
+  /* Both wait when it ends, also on a busy machine. */
+  for (int i = 0; i < 2; i++) CHECK(count_reached(&w[i].begun, 1, 20000));
   pump_for(30); /* a signal does not cut it short */
   mgr_end(p.a);
   for (int i = 0; i < 2; i++) {
