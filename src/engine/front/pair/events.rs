@@ -44,6 +44,16 @@ impl Engine {
         self.buffer_counted(id).map(|(counts, _)| counts)
     }
 
+    /// The same, and its address and length.
+    #[allow(clippy::type_complexity, reason = "two pairs of numbers")]
+    pub fn buffer_counted(&self, id: u64) -> Result<((u64, u64), (u64, u64)), Status> {
+        let index = self.pairs.buffer_by_id(id)?;
+        let b = self.pairs.buffers.get(index);
+        Ok(b.map_or_else(Default::default, |b| {
+            ((b.sent + b.failures, b.received), (b.addr, b.len))
+        }))
+    }
+
     /// Why nothing arrives in a receive buffer any more, if that is so.
     pub fn buffer_hears(&self, id: u64) -> Result<(), Status> {
         let b = self.pairs.buffers.get(self.pairs.buffer_by_id(id)?);
@@ -55,16 +65,6 @@ impl Engine {
             Some(PairState::Broken(status)) => Err(status.clone()),
             _ => Ok(()),
         }
-    }
-
-    /// The same, and its address and length.
-    #[allow(clippy::type_complexity, reason = "two pairs of numbers")]
-    pub fn buffer_counted(&self, id: u64) -> Result<((u64, u64), (u64, u64)), Status> {
-        let index = self.pairs.buffer_by_id(id)?;
-        let b = self.pairs.buffers.get(index);
-        Ok(b.map_or_else(Default::default, |b| {
-            ((b.sent + b.failures, b.received), (b.addr, b.len))
-        }))
     }
 
     /// The next event of a buffer that has a callback. One thread at a time asks, until there is none.
