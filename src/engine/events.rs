@@ -90,12 +90,12 @@ impl Engine {
     #[inline(never)]
     fn on_less_usual(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
         let Some(c) = self.channels.get_mut(ch) else { return };
-        if let Some((m, credits)) = message::whole_msg(bytes) {
-            c.on_received(fx.lately(), credits);
-            self.on_msg(fx, ch, m.envelope, m.sync, &m.extra, m.content);
-        } else if let Some((number, credits)) = message::matched(bytes) {
+        if let Some((number, credits)) = message::matched(bytes) {
             c.on_received(fx.lately(), credits);
             self.on_msg_matched(fx, ch, number);
+        } else if let Some((m, credits)) = message::whole_msg(bytes) {
+            c.on_received(fx.lately(), credits);
+            self.on_msg(fx, ch, m.envelope, m.sync, &m.extra, m.content);
         } else if let Some((content, credits)) = message::whole_content(bytes) {
             c.on_received(fx.lately(), credits);
             self.on_content(fx, ch, content);

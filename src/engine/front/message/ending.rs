@@ -36,6 +36,29 @@ impl Op {
         self.id == id && !self.released
     }
 
+    /// Whether there is more of it than itself, and the application's memory.
+    #[inline]
+    fn holds_more(&self) -> bool {
+        let copied = !matches!(self.content, Copied::No);
+        self.waits || copied || self.memory.device != 0 || self.extra.is_some()
+    }
+
+    /// It ends by this failure, unless it was given up before, which is what counts then. `told`: the peer knows of it.
+    #[cold]
+    fn fail(&mut self, status: Status, told: bool) {
+        self.ended = Some(match self.ended.take() {
+            // Whether a receive has met what was to be taken back nobody has said: then it is not for sure that none has.
+            Some(own)
+                if told && own.code == Code::Cancelled && status.code == Code::Unavailable =>
+            {
+                let text =
+                    "cancelled, and whether it was received is not known: its connection ended";
+                Status::new(Code::Unavailable, text).because(status.reason)
+            }
+            own => own.unwrap_or(status),
+        });
+    }
+
     /// How it has ended.
     #[inline]
     pub(super) fn take_end(&mut self) -> MessageEnd {
@@ -122,35 +145,15 @@ impl Engine {
             }
             _ => {}
         }
-        if op.waits {
-            self.leave_outbox(index);
-        }
-        let messages = &mut *self.messages;
-        let Some(op) = messages.ops.get_mut(index) else { return };
-        if !matches!(op.content, Copied::No) {
-            let content = std::mem::take(&mut op.content);
-            self.drop_copy(fx, content);
-        }
-        let messages = &mut *self.messages;
-        let Some(op) = messages.ops.get_mut(index) else { return };
-        if op.memory.device != 0 || op.extra.is_some() {
+        if op.holds_more() {
             self.end_rare(fx, index);
         }
         let messages = &mut *self.messages;
         let Some(op) = messages.ops.get_mut(index) else { return };
-        // Why it was given up is what counts.
-        let own = op.ended.take();
-        op.ended = result.err().map(|status| match own {
-            // Whether a receive has met what was to be taken back nobody has said: then it is not for sure that none has.
-            Some(own)
-                if told && own.code == Code::Cancelled && status.code == Code::Unavailable =>
-            {
-                let text =
-                    "cancelled, and whether it was received is not known: its connection ended";
-                Status::new(Code::Unavailable, text).because(status.reason)
-            }
-            own => own.unwrap_or(status),
-        });
+        match result {
+            Ok(()) => op.ended = None,
+            Err(status) => op.fail(status, told),
+        }
         let code = op.ended.as_ref().map(|status| status.code);
         let late = unmatched || code.is_some();
         let (party, len) = (op.wanted.from, op.memory.len);
@@ -181,9 +184,18 @@ impl Engine {
         }
     }
 
-    /// What few operations have goes with their end: a layout, and memory of the attached buffer.
-    #[cold]
+    /// What few operations have goes with their end: a place in an outbox, a copy, a layout, memory of the attached buffer.
+    #[inline(never)]
     fn end_rare(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
+        if op.waits {
+            self.leave_outbox(index);
+        }
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
+        if !matches!(op.content, Copied::No) {
+            let content = std::mem::take(&mut op.content);
+            self.drop_copy(fx, content);
+        }
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let memory = op.memory;
         let kept = op.extra.as_mut().and_then(|extra| extra.kept.take());

@@ -146,7 +146,7 @@ impl Engine {
         }
         match out.extra.is_header() {
             true => self.message_send_plain(fx, out.to, out.usual(), out.memory.addr),
-            false => self.message_send_whole(fx, out, None),
+            false => self.message_send_whole(fx, out),
         }
     }
 

@@ -8,16 +8,24 @@ use crate::protocol::message::{Envelope, WholeMsg};
 use crate::status::Code;
 
 impl Engine {
-    /// Sends a message with parts, or with a number of its sender's, whose content is here; see `message_send_now`.
+    /// Sends a message with parts whose content is here; see `message_send_now`.
     #[inline(never)]
-    pub(super) fn message_send_whole(
+    pub(super) fn message_send_whole(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> bool {
+        let cost = out.content.len() as u64 + out.extra.cost();
+        let Some(ch) = self.takes_now(fx, out, cost) else { return false };
+        self.send_whole_by(fx, ch, out, None)
+    }
+
+    /// The same over the connection that takes it.
+    #[inline(always)]
+    fn send_whole_by(
         &mut self,
         fx: &mut impl Fx,
+        ch: ChanId,
         out: &Outgoing<'_>,
         sync: Option<u32>,
     ) -> bool {
         let (cost, content) = (out.content.len() as u64 + out.extra.cost(), out.content);
-        let Some(ch) = self.takes_now(fx, out, cost) else { return false };
         let Some(c) = self.channels.get_mut(ch) else { return false };
         let m = WholeMsg { envelope: out.envelope, sync, extra: *out.extra, content };
         let sent = c.send_whole_msg_now(fx, &m);
@@ -58,7 +66,7 @@ impl Engine {
         let wanted = Wanted { from: out.to, comm, tag, mask: u64::MAX };
         let (state, id) = (State::Unmatched { ch }, self.next_id);
         let index = self.insert_op(fx, state, &wanted, &out.memory, out.timeout, out.done).ok()?;
-        if !self.message_send_whole(fx, out, Some(index)) {
+        if !self.send_whole_by(fx, ch, out, Some(index)) {
             self.drop_op(index);
             return None;
         }
