@@ -207,6 +207,66 @@ static void an_answer_for_who_is_gone_ends(void) {
   CHECK_INT(RDMA_CANCELLED, end_of(p.a, any, NULL).code);
 }
 
+static uint64_t incarnation_of(rdma_mgr_t *m, const char *peer) {
+  rdma_peer_info_t info = {.struct_size = sizeof info};
+  CHECK_OK(rdma_mgr_peer_info(m, peer, &info));
+  return info.message_incarnation;
+}
+
+/* Who waits for an answer without a deadline hears that nobody will give it. */
+static void a_receive_ends_with_who_would_send(void) {
+  char address[256], got[3][16], piece[16];
+  if (is_provider("loopback")) skip("loopback does not leave the process");
+  rdma_mgr_t *m = mgr_new("alpha", NULL);
+  mgr_listen(m, address);
+  CHECK_OK(rdma_msg_handler(m, ASKS, on_ask, NULL));
+  proc *p = start(address, "1");
+  CHECK(incarnation_of(m, "beta") == whose[1]);
+  rdma_msg_options_t o = {.struct_size = sizeof o, .timeout_ms = RDMA_MSG_FOREVER, .incarnation = whose[1]};
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_irecv(m, RDMA_PEER_ANY, COMM, 5, EXACT, got[0], 16, &o, NULL, NULL));
+  error_has("RDMA_PEER_ANY");
+  rdma_msg_request_t r[3] = {0};
+  rdma_msg_persistent_t prepared = 0;
+  rdma_msg_piece_t pieces[2] = {{piece, 5}, {piece + 5, 5}};
+  rdma_msg_layout_t layout = {.struct_size = sizeof layout, .kind = RDMA_MSG_IOVEC, .pieces = pieces, .count = 2};
+  CHECK_OK(rdma_msg_irecv(m, who[1], COMM, 5, EXACT, got[0], 16, &o, NULL, &r[0]));
+  CHECK_OK(rdma_msg_recv_init(m, who[1], COMM, 5, EXACT, got[1], 16, &o, &prepared));
+  CHECK_OK(rdma_msg_start(m, prepared, NULL, &r[1]));
+  o.layout = &layout;
+  CHECK_OK(rdma_msg_irecv(m, who[1], COMM, 5, EXACT, NULL, 0, &o, NULL, &r[2]));
+  o.layout = NULL;
+  rdma_msg_request_t any = 0;
+  CHECK_OK(rdma_msg_irecv(m, who[1], COMM, 6, EXACT, got[2], 16, NULL, NULL, &any));
+  proc_kill(p);
+  for (int i = 0; i < 3; i++) {
+    rdma_msg_status_t st = end_of(m, r[i], NULL);
+    CHECK_MSG(st.code == RDMA_UNAVAILABLE, "%s: %s", rdma_code_name(st.code), st.text);
+    CHECK_HAS(st.text, "'beta' is gone");
+    CHECK(st.incarnation == whose[1] && st.peer == who[1]);
+  }
+  CHECK_BAD(RDMA_UNAVAILABLE, rdma_msg_start(m, prepared, NULL, NULL));
+  error_has("'beta' is gone");
+  /* What it has said is still here. */
+  rdma_msg_status_t st = {.struct_size = sizeof st};
+  CHECK_OK(rdma_msg_irecv(m, who[1], COMM, 1, EXACT, got[0], 16, &o, &st, &r[0]));
+  CHECK(received(m, r[0], st).incarnation == whose[1]);
+  p = start(address, "2");
+  CHECK(incarnation_of(m, "beta") == whose[2]);
+  CHECK_BAD(RDMA_UNAVAILABLE, rdma_msg_irecv(m, who[1], COMM, 1, EXACT, got[0], 16, &o, NULL, NULL));
+  error_has("restarted");
+  if (!is_manual()) CHECK_BAD(RDMA_UNAVAILABLE, rdma_msg_recv(m, who[1], COMM, 1, EXACT, got[0], 16, &o, NULL));
+  o.incarnation = whose[2];
+  CHECK_OK(rdma_msg_irecv(m, who[1], COMM, 2, EXACT, got[0], 16, &o, &st, &r[0]));
+  st = received(m, r[0], st);
+  CHECK(st.code == RDMA_OK && st.incarnation == whose[2]);
+  /* One of nobody in particular waits for whoever has the name. */
+  CHECK_OK(rdma_msg_cancel(m, any));
+  CHECK_INT(RDMA_CANCELLED, end_of(m, any, NULL).code);
+  CHECK_OK(answer_only(m, who[2], whose[2], LIVE, 8, RDMA_MSG_STANDARD));
+  CHECK_STR("9", proc_expect(p, "heard "));
+  CHECK_INT(0, proc_finish(p));
+}
+
 /* A struct of a header that had no incarnation is for whoever has the name, and a status of one is left alone behind its end. */
 static void structs_of_an_older_header(void) {
   rdma_mgr_t *m = mgr_new("alpha", NULL);
@@ -224,6 +284,7 @@ static void structs_of_an_older_header(void) {
 static const test_case cases[] = {
     SLOW(an_answer_is_for_who_has_asked, 120), SLOW(an_answer_that_waits_goes_to_nobody_else, 120),
     SLOW(an_answer_for_who_is_gone_ends, 60),
+    SLOW(a_receive_ends_with_who_would_send, 120),
     CASE(messages_to_oneself), CASE(structs_of_an_older_header),
 };
 static const test_role roles[] = {{"asker", asker_role}};

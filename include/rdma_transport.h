@@ -83,7 +83,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 7
+#define RDMA_ABI_VERSION 8
 
 /**
  * Version of the library, major part.
@@ -994,6 +994,10 @@ struct rdma_peer_info {
    * fragments. 0 while not connected.
    */
   uint64_t max_message;
+  /**
+   * `incarnation` in one word, as rdma_msg_status_t.incarnation has it: for rdma_msg_options_t.incarnation. 0 while unknown.
+   */
+  uint64_t message_incarnation;
 };
 
 /**
@@ -1200,8 +1204,8 @@ struct rdma_msg_status {
   size_t parts;
   /**
    * Which incarnation of `peer` sent it: a number that is never 0, the same for all messages of one manager, and
-   * another for the next that bears its name. For rdma_msg_options_t.incarnation. Of a send: what its options had
-   * there; of a receive that no message has met: 0.
+   * another for the next that bears its name. For rdma_msg_options_t.incarnation. Of a send, and of a receive that no
+   * message has met: what its options had there.
    */
   uint64_t incarnation;
 };
@@ -1329,7 +1333,8 @@ struct rdma_msg_options {
    * Of a send: the incarnation of the peer that alone may get it, as rdma_msg_status_t.incarnation tells it; an
    * answer is for who has asked. If the name is another's by now, the call returns RDMA_UNAVAILABLE; if that comes out while the
    * send waits, it ends so, as it does where the last that was connected is this one and nobody listens at its addresses any
-   * more. 0: whoever has the name.
+   * more. Of a receive: the incarnation of `source` that alone may have sent it; rdma_msg_irecv tells when it ends without a
+   * message. 0: whoever has the name.
    */
   uint64_t incarnation;
 };
@@ -2435,8 +2440,9 @@ rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
  * does not run. Otherwise it is the request, as of rdma_msg_isend. `out_status` NULL: not wanted.
  *
  * One that has met no message does not end with its peer's connection: `source` is a name, whose next connection, or next process, may
- * bring what it waits for. Whoever wants an end when the peer is gone is told of that by the manager's peer_event, and takes it back
- * with rdma_msg_cancel; what the peer had said before may still be met until then. options.incarnation is not looked at.
+ * bring what it waits for. Whoever wants an end when the peer is gone gives options.incarnation, as the status of a message or
+ * rdma_peer_info_t.message_incarnation tells it: such a receive meets messages of that incarnation alone, what it has said before its end among
+ * them, and ends with RDMA_UNAVAILABLE when the last connection to it ends.
  *
  * Its deadline ends it once nothing writes to `buf` any more: at once as a rule, up to 2 s later, or peer_timeout_ms if that is
  * less, where long content is on its way from a peer that stands still; and the connection then ends with it. A message whose
@@ -2445,12 +2451,13 @@ rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
  * Threads: any. `buf` is written until the end; NULL is allowed with len 0. `options` NULL: defaults.
  * Set out_status->struct_size first.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `source` no number of a peer, `buf` NULL with a
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `source` no number of a peer, or RDMA_PEER_ANY with options.incarnation, `buf` NULL with a
  * length, wrong struct_size or timeout; RDMA_NOT_FOUND: unknown peer or device;
  * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
- * in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ * in a forked child; RDMA_UNAVAILABLE: the peer has restarted, and options.incarnation is another one, or it is this one and has no connection, and nothing that it has said is
+ * here for this receive; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
  * The end is RDMA_OK; RDMA_OUT_OF_RANGE; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED;
- * RDMA_UNAVAILABLE: the connection ended while the content was on its way; RDMA_RESOURCE_EXHAUSTED: no
+ * RDMA_UNAVAILABLE: the connection ended while the content was on its way, or the last one to options.incarnation did; RDMA_RESOURCE_EXHAUSTED: no
  * memory; RDMA_DATA_LOSS: the checksum differs; RDMA_FAILED_PRECONDITION, RDMA_PERMISSION_DENIED: its
  * memory, or the sender's, was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the protocol; RDMA_INTERNAL.
  */

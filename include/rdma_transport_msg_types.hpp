@@ -100,7 +100,7 @@ struct MessageOptions {
   std::uint32_t device = RDMA_DEVICE_HOST; /* where the memory is */
   MessageLayout layout;                    /* none: the memory is in one piece */
   std::string header;                      /* of a send: at most RDMA_MSG_MAX_HEADER bytes beside the content */
-  std::uint64_t incarnation = 0;           /* of a send: only for this one, of `MessageStatus`; 0: who has the name */
+  std::uint64_t incarnation = 0;           /* only for, or from, this one, of `MessageStatus`; 0: who has the name */
   /* Told of the end, once; not if the call fails, nor if the request that it returns is not pending: then that has
    * the status. It lives until then. Blocking calls do not use it. */
   MessageDone done;

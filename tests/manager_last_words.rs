@@ -259,7 +259,7 @@ fn tags(m: &Manager, mut room: Vec<u8>) -> Vec<u64> {
         let (place, limit) = (Memory { addr, len, device: 0 }, Duration::from_millis(500));
         let wanted = Wanted { from: Party::ANY, comm: 0, tag: 0, mask: 0 };
         // SAFETY: `room` lives until this has returned.
-        let end = unsafe { m.message_recv(wanted, Where::Whole(place), Timeout::After(limit)) };
+        let end = unsafe { m.message_recv(wanted, 0, Where::Whole(place), Timeout::After(limit)) };
         let end = end.unwrap();
         match end.result {
             Ok(()) => got.push(end.envelope.tag),

@@ -87,7 +87,7 @@ fn message((to, from, name): (&Manager, &Manager, &str), tag: u64) {
         });
         let wanted = Wanted { from: Party::ANY, comm: 0, tag, mask: u64::MAX };
         // SAFETY: `room` lives until this has returned.
-        let end = unsafe { to.message_recv(wanted, place, Timeout::After(LONG)) }.unwrap();
+        let end = unsafe { to.message_recv(wanted, 0, place, Timeout::After(LONG)) }.unwrap();
         assert_eq!((end.result, end.len, sent.join().unwrap()), (Ok(()), LEN as u64, Ok(())));
     });
     assert!(room == bytes, "message {tag}: other content than was sent");

@@ -397,6 +397,7 @@ impl Engine {
             self.response_lost_channel(fx, i, &status);
         }
         self.messages_lost_channel(fx, ch, &status);
+        self.fail_receives_of_gone(fx, peer, &status);
         self.pairs_lost_channel(fx, ch, &status);
         // They were to come after what was lost.
         if let Some(peer) = carried {

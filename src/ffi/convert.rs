@@ -8,7 +8,7 @@ use super::args::{cut, not_null, optional_millis};
 use super::callback;
 use super::sized;
 use super::types::*;
-use crate::api::{MAX_DIMS, Meta, PeerInfo, RecvOptions, Target, Tensor};
+use crate::api::{MAX_DIMS, Meta, PeerInfo, RecvOptions, Target, Tensor, incarnation_word};
 use crate::api::{TENSOR_DEAD, TENSOR_SERIALIZED};
 use crate::protocol::message::MAX_USER;
 use crate::status::Status;
@@ -186,6 +186,11 @@ pub(super) fn peer_info_to_c(info: &PeerInfo) -> rdma_peer_info_t {
         requests_received: info.requests_received,
         eager_max: info.eager_max,
         max_message: info.max_message,
+        message_incarnation: if info.incarnation == [0; 16] {
+            0
+        } else {
+            incarnation_word(&info.incarnation)
+        },
     }
 }
 

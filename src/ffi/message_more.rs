@@ -177,6 +177,7 @@ pub unsafe extern "C-unwind" fn rdma_msg_recv_init(
             let (from, at) = (party("source", source)?, place(buf, len, &options)?.shared());
             let prepared = Prepared::Recv {
                 wanted: Wanted { from, comm, tag, mask },
+                incarnation: options.incarnation,
                 at,
                 timeout: timeout("options.timeout_ms", options.timeout_ms)?,
                 done: on_end(&options),
@@ -227,9 +228,12 @@ pub unsafe extern "C-unwind" fn rdma_msg_start(
                     let mode = if *buffered { RDMA_MSG_BUFFERED } else { RDMA_MSG_STANDARD };
                     begin_send(&mgr, &post, at.again(), mode, *done, out_request, thread)
                 }
-                Prepared::Recv { wanted, at, timeout, done } => {
-                    let received =
-                        mgr.message_irecv_on(thread, *wanted, at.again(), *timeout, *done, false)?;
+                Prepared::Recv { wanted, incarnation, at, timeout, done } => {
+                    let (wanted, at, timeout) = (*wanted, at.again(), *timeout);
+                    let received = match *incarnation {
+                        0 => mgr.message_irecv_on(thread, wanted, at, timeout, *done, false),
+                        of => mgr.message_irecv_of(thread, (wanted, of), at, timeout, *done),
+                    }?;
                     let asked = matches!(done, OnMessage::Asked);
                     tell_received(&mgr, received, asked, out, out_request);
                     Ok(())

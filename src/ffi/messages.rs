@@ -312,8 +312,9 @@ pub(super) unsafe fn hand_out(
 /// does not run. Otherwise it is the request, as of rdma_msg_isend. `out_status` NULL: not wanted.
 ///
 /// One that has met no message does not end with its peer's connection: `source` is a name, whose next connection, or next process, may
-/// bring what it waits for. Whoever wants an end when the peer is gone is told of that by the manager's peer_event, and takes it back
-/// with rdma_msg_cancel; what the peer had said before may still be met until then. options.incarnation is not looked at.
+/// bring what it waits for. Whoever wants an end when the peer is gone gives options.incarnation, as the status of a message or
+/// rdma_peer_info_t.message_incarnation tells it: such a receive meets messages of that incarnation alone, what it has said before its end among
+/// them, and ends with RDMA_UNAVAILABLE when the last connection to it ends.
 ///
 /// Its deadline ends it once nothing writes to `buf` any more: at once as a rule, up to 2 s later, or peer_timeout_ms if that is
 /// less, where long content is on its way from a peer that stands still; and the connection then ends with it. A message whose
@@ -322,12 +323,13 @@ pub(super) unsafe fn hand_out(
 /// Threads: any. `buf` is written until the end; NULL is allowed with len 0. `options` NULL: defaults.
 /// Set out_status->struct_size first.
 ///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `source` no number of a peer, `buf` NULL with a
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `source` no number of a peer, or RDMA_PEER_ANY with options.incarnation, `buf` NULL with a
 /// length, wrong struct_size or timeout; RDMA_NOT_FOUND: unknown peer or device;
 /// RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
-/// in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+/// in a forked child; RDMA_UNAVAILABLE: the peer has restarted, and options.incarnation is another one, or it is this one and has no connection, and nothing that it has said is
+/// here for this receive; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
 /// The end is RDMA_OK; RDMA_OUT_OF_RANGE; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED;
-/// RDMA_UNAVAILABLE: the connection ended while the content was on its way; RDMA_RESOURCE_EXHAUSTED: no
+/// RDMA_UNAVAILABLE: the connection ended while the content was on its way, or the last one to options.incarnation did; RDMA_RESOURCE_EXHAUSTED: no
 /// memory; RDMA_DATA_LOSS: the checksum differs; RDMA_FAILED_PRECONDITION, RDMA_PERMISSION_DENIED: its
 /// memory, or the sender's, was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the protocol; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
@@ -370,7 +372,10 @@ pub unsafe extern "C-unwind" fn rdma_msg_irecv(
                 return Ok(());
             }
             let (place, tried) = (place(buf, len, &options)?, memory.is_some());
-            let received = mgr.message_irecv_on(thread, wanted, place, timeout, done, tried)?;
+            let received = match options.incarnation {
+                0 => mgr.message_irecv_on(thread, wanted, place, timeout, done, tried),
+                of => mgr.message_irecv_of(thread, (wanted, of), place, timeout, done),
+            }?;
             tell_received(&mgr, received, options.done.is_none(), out, out_request);
         }
         Ok(())
@@ -496,7 +501,7 @@ pub unsafe extern "C-unwind" fn rdma_msg_recv(
                     let options = sized::read_or_defaults("options", options)?;
                     let place = place(buf, len, &options)?;
                     let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-                    mgr.message_recv(wanted, place, timeout)?
+                    mgr.message_recv(wanted, options.incarnation, place, timeout)?
                 }
             };
             let result = end.result.clone();

@@ -322,6 +322,50 @@ impl Manager {
         unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
     }
 
+    /// Begins to receive a message of one incarnation of a peer alone.
+    ///
+    /// # Safety
+    /// As for `message_irecv`.
+    #[inline(never)]
+    pub(crate) unsafe fn message_irecv_of(
+        &self,
+        thread: Thread,
+        of: (Wanted, u64),
+        at: Where,
+        timeout: Timeout,
+        done: OnMessage,
+    ) -> Result<Received, Status> {
+        let timeout = timeout.nanos();
+        let begin =
+            |e: &mut Engine, w: &mut World, memory| e.message_recv_of(w, of, memory, timeout, done);
+        // SAFETY: by the caller.
+        unsafe { self.receive_at(thread, at, begin) }
+    }
+
+    /// Begins a receive into the memory of the application at this place.
+    ///
+    /// # Safety
+    /// As for `message_irecv`.
+    unsafe fn receive_at(
+        &self,
+        thread: Thread,
+        at: Where,
+        begin: impl FnOnce(&mut Engine, &mut World, Memory) -> Result<Receiving, Status>,
+    ) -> Result<Received, Status> {
+        match at {
+            Where::Whole(memory) => {
+                if memory.device == 0 {
+                    // SAFETY: the application's, to be written from now on.
+                    unsafe { touch(memory.addr, memory.len, true) };
+                }
+                // SAFETY: by the caller.
+                unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
+            }
+            // SAFETY: by the caller.
+            pieces => unsafe { self.receive_pieces(thread, pieces, begin) },
+        }
+    }
+
     /// Begins a receive into memory of the host, if no message is here that it meets; its number. `None`: nothing was done.
     ///
     /// # Safety
@@ -380,18 +424,8 @@ impl Manager {
         let begin = |e: &mut Engine, w: &mut World, memory| {
             e.message_recv_claimed(w, message, memory, timeout, done)
         };
-        match at {
-            Where::Whole(memory) => {
-                if memory.device == 0 {
-                    // SAFETY: the application's, to be written from now on.
-                    unsafe { touch(memory.addr, memory.len, true) };
-                }
-                // SAFETY: by the caller.
-                unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
-            }
-            // SAFETY: by the caller.
-            pieces => unsafe { self.receive_pieces(Thread::this(), pieces, begin) },
-        }
+        // SAFETY: by the caller.
+        unsafe { self.receive_at(Thread::this(), at, begin) }
     }
 
     /// Begins a receive into this memory.

@@ -57,6 +57,8 @@ pub struct Post {
     pub reclaims: bool,
     /// The incarnation of the other node that alone may get what is sent; 0: whichever has the name.
     pub incarnation: u64,
+    /// The same, from which alone something is received.
+    pub only: u64,
     /// Rises with each thing that is to have a place among the others.
     clock: usize,
 }
@@ -81,9 +83,9 @@ pub fn is_ok(op: &Op) -> bool {
 impl Post {
     pub fn new(setup: Setup) -> Post {
         let (sends, recvs, claims) = Default::default();
-        let (numbers, reclaims, incarnation, clock) = Default::default();
+        let (numbers, reclaims, incarnation, only, clock) = Default::default();
         let s = setup.connected();
-        Post { s, sends, recvs, claims, numbers, reclaims, incarnation, clock }
+        Post { s, sends, recvs, claims, numbers, reclaims, incarnation, only, clock }
     }
 
     fn now(&mut self) -> usize {
@@ -274,8 +276,13 @@ impl Post {
         };
         let envelope = Envelope { comm: wanted.comm, tag: wanted.tag };
         let names = number.is_multiple_of(3) && wanted.mask == ALL;
+        let only = self.only;
         let begun = self.s.call(node, |e, fx| {
             let mut begin = |e: &mut Engine, memory: Memory| match claim {
+                None if only != 0 => {
+                    let of = (wanted, only);
+                    e.message_recv_of(fx, of, memory, None, OnMessage::Asked)
+                }
                 None if names => {
                     let sources = Sources::new(named.clone());
                     e.message_recv_from(fx, sources, envelope, memory, None, OnMessage::Asked)

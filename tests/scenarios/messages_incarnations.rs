@@ -1,9 +1,9 @@
-//! Messages and restarts: whose a message is, and sends for one incarnation of a peer alone.
+//! Messages and restarts: whose a message is, and sends for one incarnation of a peer alone, and receives of one.
 
 use rdma_transport::api::incarnation_word;
 use rdma_transport::engine::Fx;
 use rdma_transport::engine::front::message::{
-    Envelope, Memory, Mode, OnMessage, Outgoing, Party, Sending, Wanted,
+    Envelope, Memory, Mode, OnMessage, Outgoing, Party, Receiving, Sending, Wanted,
 };
 use rdma_transport::protocol::message::Extra;
 use rdma_transport::status::{Code, Reason, Status};
@@ -253,4 +253,164 @@ fn a_send_for_who_is_gone_ends_when_nobody_listens_there() {
     let Ok(Sending::Begun(waits)) = waits else { panic!("there is no room for it") };
     p.s.call(R, |e, fx| e.nobody_there(fx, peer, &refused));
     assert!(p.s.call(R, |e, _| e.message_take_end(waits)).unwrap().is_none());
+}
+
+/// The number of a receive that waits, of one incarnation of the other node alone; or what its call is refused with.
+fn recv_of(p: &mut Post, node: usize, from: Party, only: u64) -> Result<u64, Status> {
+    let (memory, wanted) = (p.memory(node, 0, 64, "from one alone"), Wanted { from, ..ANY });
+    let of = (wanted, only);
+    let begun =
+        p.s.call(node, |e, fx| e.message_recv_of(fx, of, memory, None, OnMessage::Asked))?;
+    match begun {
+        Receiving::Begun(id) => Ok(id),
+        Receiving::Done(..) => panic!("it has met something"),
+    }
+}
+
+fn end_of(p: &mut Post, node: usize, id: u64) -> Option<Status> {
+    let end = p.s.call(node, |e, _| e.message_take_end(id)).unwrap()?;
+    Some(end.result.expect_err("it has met something"))
+}
+
+fn is_gone(status: &Status) {
+    assert_eq!(status.code, Code::Unavailable, "{status}");
+    assert!(
+        status.message.contains("peer 'node") && status.message.contains("is gone"),
+        "{status}"
+    );
+}
+
+/// A receive that has met nothing outlives its peer, whose name another may bear; one of that peer alone does not.
+#[test]
+fn a_receive_of_one_incarnation_ends_with_its_last_connection() {
+    let mut p = Post::new(shm());
+    let (from, first) = (p.other(R), word(&p, S));
+    let bound = [(); 3].map(|()| recv_of(&mut p, R, from, first).unwrap());
+    let any = p.recv(R, Wanted { from, ..ANY }, 64);
+    // One of them has met its message before.
+    let to = p.other(S);
+    p.send(S, to, TAG, 8, Mode::Standard);
+    p.run();
+    let end = p.s.call(R, |e, _| e.message_take_end(bound[0])).unwrap().unwrap();
+    assert!(end.result.is_ok() && end.incarnation == first && end.len == 8);
+    p.s.crash(S, false);
+    p.run();
+    for id in &bound[1..] {
+        is_gone(&end_of(&mut p, R, *id).unwrap());
+    }
+    assert_eq!(code(&p.recvs[any]), None);
+    // Nobody is there of whom it could come.
+    is_gone(&recv_of(&mut p, R, from, first).unwrap_err());
+    // What another sends is met by the one that takes it from whoever has the name.
+    p.s.restart(S);
+    p.s.connect(S);
+    p.run();
+    let second = word(&p, S);
+    let status = recv_of(&mut p, R, from, first).unwrap_err();
+    assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerRestarted));
+    let to = p.other(S);
+    p.send(S, to, TAG, 16, Mode::Standard);
+    p.run();
+    assert_eq!(sent_by(&p, any), second);
+    let waits = recv_of(&mut p, R, from, second).unwrap();
+    p.s.cut();
+    p.run();
+    is_gone(&end_of(&mut p, R, waits).unwrap());
+    // The same comes again.
+    p.s.connect(R);
+    p.run();
+    p.only = second;
+    let recv = p.recv(R, Wanted { from, ..ANY }, LARGE);
+    let to = p.other(S);
+    p.send(S, to, TAG, LARGE, Mode::Synchronous);
+    p.run();
+    assert_eq!(sent_by(&p, recv), second);
+    p.finish();
+}
+
+#[test]
+fn a_receive_of_one_incarnation_meets_what_that_one_has_said() {
+    // A few lie in a row, more in queues.
+    for before in [1, 40] {
+        let mut p = Post::new(shm());
+        let first = word(&p, S);
+        let (from, to) = (p.other(R), p.other(S));
+        for _ in 0..before {
+            p.send(S, to, TAG, 8, Mode::Standard);
+        }
+        p.run();
+        restart_and_connect(&mut p);
+        let (second, to) = (word(&p, S), p.other(S));
+        for _ in 0..2 {
+            p.send(S, to, TAG, 16, Mode::Standard);
+        }
+        p.run();
+        let exact = Wanted { from, comm: TAG.comm, tag: TAG.tag, mask: ALL };
+        for wanted in [Wanted { from, ..ANY }, exact] {
+            let id = p.s.call(R, |e, _| e.message_probe(&wanted, false)).unwrap().unwrap();
+            assert_eq!(id.incarnation, first, "the first that has come lies before it");
+            let memory = p.memory(R, 0, 64, "of the second");
+            let of = (wanted, second);
+            let begun =
+                p.s.call(R, |e, fx| e.message_recv_of(fx, of, memory, None, OnMessage::Asked));
+            let Receiving::Done(_, end) = begun.unwrap() else { panic!("it is here") };
+            assert_eq!((end.incarnation, end.len), (second, 16));
+        }
+        // The dead one's are received after its end, as long as there are some.
+        for _ in 0..before {
+            let memory = p.memory(R, 0, 64, "of the first");
+            let of = (exact, first);
+            let begun =
+                p.s.call(R, |e, fx| e.message_recv_of(fx, of, memory, None, OnMessage::Asked));
+            let Receiving::Done(_, end) = begun.unwrap() else { panic!("it is here") };
+            assert_eq!((end.incarnation, end.len), (first, 8));
+        }
+        let status = recv_of(&mut p, R, from, first).unwrap_err();
+        assert_eq!(status.reason, Reason::PeerRestarted);
+    }
+}
+
+#[test]
+fn a_receive_of_one_that_was_never_connected_waits_for_who_comes() {
+    for same in [true, false] {
+        let mut p = Post::new(shm());
+        let (from, of) = (p.other(R), word(&p, S));
+        p.s.crash(R, false);
+        p.run();
+        p.s.restart(R);
+        let bound = recv_of(&mut p, R, from, if same { of } else { of ^ 1 }).unwrap();
+        p.s.connect(R);
+        p.run();
+        if same {
+            assert!(p.s.call(R, |e, _| e.message_take_end(bound)).unwrap().is_none());
+            let to = p.other(S);
+            p.send(S, to, TAG, 8, Mode::Standard);
+            p.run();
+            let end = p.s.call(R, |e, _| e.message_take_end(bound)).unwrap().unwrap();
+            assert!(end.result.is_ok() && end.incarnation == of);
+        } else {
+            let status = end_of(&mut p, R, bound).unwrap();
+            assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerRestarted));
+        }
+    }
+}
+
+#[test]
+fn a_receive_of_an_incarnation_names_its_peer() {
+    let mut p = Post::new(shm());
+    let own = word(&p, S);
+    let status = recv_of(&mut p, S, Party::ANY, own).unwrap_err();
+    assert_eq!(status.code, Code::InvalidArgument);
+    assert!(status.message.contains("RDMA_PEER_ANY"), "{status}");
+    // Its own is never gone.
+    let status = recv_of(&mut p, S, Party::OWN, own ^ 1).unwrap_err();
+    assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerRestarted));
+    p.only = own;
+    for len in [8, LARGE] {
+        let recv = p.recv(S, Wanted { from: Party::OWN, ..ANY }, len);
+        p.send(S, Party::OWN, TAG, len, Mode::Standard);
+        p.run();
+        assert_eq!(sent_by(&p, recv), own);
+    }
+    p.finish();
 }

@@ -37,9 +37,9 @@ fn structs_have_the_layout_of_the_first_version() {
     offsets!(rdma_recv_options_t, 56: struct_size 0, timeout_ms 8, dst 16, dst_len 24, alloc 32,
         alloc_userdata 40, device 48);
     offsets!(rdma_send_options_t, 16: struct_size 0, timeout_ms 8);
-    offsets!(rdma_peer_info_t, 864: struct_size 0, name 8, provider 264, reason 280, address 536,
+    offsets!(rdma_peer_info_t, 872: struct_size 0, name 8, provider 264, reason 280, address 536,
         incarnation 792, state 808, channels 812, bytes_sent 816, bytes_received 824,
-        requests_sent 832, requests_received 840, eager_max 848, max_message 856);
+        requests_sent 832, requests_received 840, eager_max 848, max_message 856, message_incarnation 864);
     offsets!(rdma_msg_status_t, 96: struct_size 0, peer 8, tag 16, bytes 24, comm 32, code 36,
         message 40, text 48, header 56, header_len 64, part_lens 72, parts 80, incarnation 88);
     offsets!(rdma_msg_options_t, 72: struct_size 0, timeout_ms 8, mode 16, device 20, done 24,

@@ -72,8 +72,8 @@ pub struct rdma_msg_status {
     /// How many there are.
     pub parts: usize,
     /// Which incarnation of `peer` sent it: a number that is never 0, the same for all messages of one manager, and
-    /// another for the next that bears its name. For rdma_msg_options_t.incarnation. Of a send: what its options had
-    /// there; of a receive that no message has met: 0.
+    /// another for the next that bears its name. For rdma_msg_options_t.incarnation. Of a send, and of a receive that no
+    /// message has met: what its options had there.
     pub incarnation: u64,
 }
 /// How a message operation ended.
@@ -176,7 +176,8 @@ pub struct rdma_msg_options {
     /// Of a send: the incarnation of the peer that alone may get it, as rdma_msg_status_t.incarnation tells it; an
     /// answer is for who has asked. If the name is another's by now, the call returns RDMA_UNAVAILABLE; if that comes out while the
     /// send waits, it ends so, as it does where the last that was connected is this one and nobody listens at its addresses any
-    /// more. 0: whoever has the name.
+    /// more. Of a receive: the incarnation of `source` that alone may have sent it; rdma_msg_irecv tells when it ends without a
+    /// message. 0: whoever has the name.
     pub incarnation: u64,
 }
 /// Options of a message operation.

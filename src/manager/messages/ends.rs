@@ -118,19 +118,26 @@ impl Manager {
         self.core.lock().world.push();
     }
 
-    /// Receives a message and waits for the end.
+    /// Receives a message and waits for the end. `incarnation` 0: whichever has the name.
     ///
     /// # Safety
     /// The memory stays valid until this returns.
     pub unsafe fn message_recv(
         &self,
         wanted: Wanted,
+        incarnation: u64,
         at: Where,
         timeout: Timeout,
     ) -> Result<MessageEnd, Status> {
         self.refuse_inside()?;
+        let (thread, done) = (Thread::this(), OnMessage::Asked);
         // SAFETY: the caller's promise; this waits for the end.
-        let received = unsafe { self.message_irecv(wanted, at, timeout, OnMessage::Asked) };
+        let received = unsafe {
+            match incarnation {
+                0 => self.message_irecv_on(thread, wanted, at, timeout, done, false),
+                of => self.message_irecv_of(thread, (wanted, of), at, timeout, done),
+            }
+        };
         match received? {
             Received::Done(end) => Ok(end),
             Received::Begun(id) => self.message_await(id, Thread::this()),

@@ -46,7 +46,7 @@ pub enum Prepared {
         done: OnMessage,
     },
     /// A receive.
-    Recv { wanted: Wanted, at: Where, timeout: Timeout, done: OnMessage },
+    Recv { wanted: Wanted, incarnation: u64, at: Where, timeout: Timeout, done: OnMessage },
 }
 
 /// Operations that are prepared.

@@ -1,16 +1,95 @@
-//! Messages for one incarnation of a peer alone: a process that has died and another that bears its name are two.
+//! Messages for one incarnation of a peer alone, and of one alone: a process that has died and another that bears its name are two.
 //!
 //! A connection is to one incarnation, and all connections to a peer are to the same: a new one's comes after the last of the
 //! earlier one's has ended. So what is checked before it goes out, or before it waits for a peer that is connected, meets nobody else. What
 //! waits without a connection is looked at once more when one comes.
+//!
+//! A receive of one incarnation alone meets what that one has said, also after its end; it waits while that one is connected, and ends with
+//! its last connection: what had been said by then has come before.
 
-use super::{Outgoing, Party};
+use super::{Memory, OnMessage, Op, Outgoing, Party, Receiving, State, Wanted};
 use crate::api::incarnation_word;
 use crate::engine::known::Peer;
 use crate::engine::{Engine, Fx};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
+    /// Begins to receive a message of one incarnation of a peer alone: see [`message_recv`](Self::message_recv).
+    pub fn message_recv_of(
+        &mut self,
+        fx: &mut impl Fx,
+        (wanted, incarnation): (Wanted, u64),
+        memory: Memory,
+        timeout: Option<u64>,
+        done: OnMessage,
+    ) -> Result<Receiving, Status> {
+        if self.closing {
+            return Err(Self::ending());
+        }
+        self.copier(memory.device)?;
+        if wanted.from == Party::ANY {
+            let text = "options.incarnation is given and source is RDMA_PEER_ANY, allowed is the peer whose incarnation it is";
+            return Err(Status::invalid(text));
+        }
+        if wanted.from.index().is_some() {
+            self.known_party(wanted.from)?;
+        }
+        if let Some(found) = self.messages.unexpected.find_of(&wanted, incarnation) {
+            return self.receive_found(fx, found, wanted, memory, timeout, done);
+        }
+        self.refuse_other(wanted.from, incarnation)?;
+        if let Some(peer) = wanted.from.index() {
+            self.refuse_gone(peer)?;
+            self.peers.keep(peer);
+        }
+        let id = self.post_receive(fx, &wanted, &memory, timeout, done)?;
+        if let Some((_, op)) = self.messages.ops.occupant_mut(id as u32) {
+            op.incarnation = incarnation;
+        }
+        self.messages.bound = true;
+        Ok(Receiving::Begun(id))
+    }
+
+    /// Whether nothing more comes of the incarnation of a peer that was connected last, unless it connects again.
+    fn refuse_gone(&self, peer: u32) -> Result<(), Status> {
+        let gone = |p: &&Peer| p.channels.is_empty() && p.incarnation != [0; 16];
+        let Some(p) = self.peers.get(peer).filter(gone) else { return Ok(()) };
+        let why = p.last_error.as_ref().map_or("it is not connected", |why| &why.message);
+        Err(Status::gone(text!("{}: {why}", NoMore(&p.name))))
+    }
+
+    /// The last connection to a peer has ended: what is to be received from that incarnation alone will not come.
+    pub(in crate::engine) fn fail_receives_of_gone(
+        &mut self,
+        fx: &mut impl Fx,
+        peer: u32,
+        status: &Status,
+    ) {
+        let last = |p: &&Peer| p.channels.is_empty() && !self.closing && self.messages.bound;
+        let Some(p) = self.peers.get(peer).filter(last) else { return };
+        let text = text!("{}: {}", NoMore(&p.name), status.message);
+        self.fail_bound_receives(fx, peer, |_| true, || status.clone().with_message(text.clone()));
+    }
+
+    /// Ends the receives that wait for such an incarnation of a peer.
+    fn fail_bound_receives(
+        &mut self,
+        fx: &mut impl Fx,
+        peer: u32,
+        which: impl Fn(u64) -> bool,
+        why: impl Fn() -> Status,
+    ) {
+        let from = Party::peer(peer);
+        let waits = |op: &Op| {
+            let bound = op.incarnation != 0 && op.wanted.from == from;
+            bound && matches!(op.state, State::Posted) && which(op.incarnation)
+        };
+        let mut at = 0;
+        while let Some(index) = self.messages.ops.next(&mut at, waits) {
+            self.give_up_message(fx, index, why());
+        }
+    }
+
     /// Which incarnation of its name this manager is.
     pub fn set_incarnation(&mut self, incarnation: &[u8; 16]) {
         self.messages.own = incarnation_word(incarnation);
@@ -50,6 +129,9 @@ impl Engine {
         let now = incarnation_word(incarnation);
         let Some(name) = self.peers.get(peer).map(|p| p.name.clone()) else { return };
         self.fail_bound(fx, peer, |of| of != now, || restarted(&name));
+        if self.messages.bound {
+            self.fail_bound_receives(fx, peer, |of| of != now, || restarted(&name));
+        }
     }
 
     /// Nobody listens any more where a peer did: messages for that incarnation, the last that was connected, will reach nobody. Those
@@ -63,13 +145,7 @@ impl Engine {
         let known = |p: &&Peer| p.channels.is_empty() && p.incarnation != [0; 16];
         let Some(p) = self.peers.get(peer).filter(known) else { return };
         let (name, last) = (p.name.clone(), incarnation_word(&p.incarnation));
-        let gone = || {
-            let text = text!(
-                "peer '{name}' is gone, the incarnation that options.incarnation names: {}",
-                status.message
-            );
-            Status::gone(text)
-        };
+        let gone = || Status::gone(text!("{}: {}", NoMore(&name), status.message));
         self.fail_bound(fx, peer, |of| of == last, gone);
     }
 
@@ -90,6 +166,16 @@ impl Engine {
                 self.withdraw_send(fx, index, why());
             }
         }
+    }
+}
+
+/// What the end of a receive says of its peer, of this name.
+struct NoMore<'a>(&'a str);
+
+impl std::fmt::Display for NoMore<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let NoMore(name) = self;
+        write!(f, "peer '{name}' is gone, the incarnation that options.incarnation names")
     }
 }
 

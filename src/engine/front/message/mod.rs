@@ -247,7 +247,8 @@ pub(in crate::engine) struct Op {
     id: u64,
     /// Of a send: to whom, and its envelope.
     wanted: Wanted,
-    /// Of a send: the incarnation that alone may get it. Of a receive: of the sender of what it has met. 0: none.
+    /// Of a send: the incarnation that alone may get it. Of a receive: of the sender of what it has met; before that, that which alone
+    /// may have sent it. 0: none.
     incarnation: u64,
     memory: Memory,
     mode: Mode,
@@ -314,6 +315,8 @@ pub(in crate::engine) struct Messages {
     unexpected: Unexpected,
     /// This manager's own incarnation, in a word.
     own: u64,
+    /// There was a receive of one incarnation alone.
+    bound: bool,
     /// Handlers of active messages.
     handlers: HashMap<u32, ActiveFn>,
     /// Memory of operations that lies in pieces.
@@ -342,6 +345,7 @@ impl Messages {
     pub fn new() -> Messages {
         Messages {
             ops: Slab::default(),
+            bound: false,
             deadlines: Deadlines::new(),
             posted: Posted::default(),
             unexpected: Unexpected::default(),

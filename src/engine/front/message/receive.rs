@@ -130,7 +130,7 @@ impl Engine {
 
     /// A receive that waits; its number.
     #[inline]
-    fn post_receive(
+    pub(super) fn post_receive(
         &mut self,
         fx: &mut impl Fx,
         wanted: &Wanted,
@@ -191,7 +191,7 @@ impl Engine {
     }
 
     /// A receive meets a message that is here.
-    fn receive_found(
+    pub(super) fn receive_found(
         &mut self,
         fx: &mut impl Fx,
         found: u32,

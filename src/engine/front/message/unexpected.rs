@@ -298,6 +298,17 @@ impl Unexpected {
         }
     }
 
+    /// The same of what one incarnation of a peer has sent. What earlier ones have may lie before it.
+    pub fn find_of(&self, wanted: &Wanted, incarnation: u64) -> Option<u32> {
+        let accepts =
+            |a: &Arrived| a.incarnation == incarnation && wanted.accepts(a.sender, a.envelope);
+        match wanted.mask {
+            _ if !self.queued => self.look(&self.row, |a| a.in_lane, accepts),
+            u64::MAX => self.look(self.by_lane.get(&wanted.lane())?, |a| a.in_lane, accepts),
+            _ => self.look(self.by_comm.get(&wanted.comm)?, |a| a.in_comm, accepts),
+        }
+    }
+
     /// The same of a receive from some peers.
     pub fn find_from(&self, wanted: &Wanted, sources: &Sources) -> Option<u32> {
         let envelope = wanted.envelope();
