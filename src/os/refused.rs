@@ -17,7 +17,7 @@ impl std::error::Error for Refused {}
 /// Names the call of an error that no later try is without; others stay as they are.
 pub(crate) fn called(call: &'static str) -> impl Fn(io::Error) -> io::Error {
     move |e| match super::is_refused(&e) {
-        true => error(e.kind(), crate::room::said(format_args!("{call}: {e}"))),
+        true => error(e.kind(), text!("{call}: {e}")),
         false => e,
     }
 }

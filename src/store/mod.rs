@@ -244,7 +244,7 @@ impl Store {
     fn about(&self, key: &[u8], status: Status) -> Status {
         if status.code != Code::Cancelled && !status.message.contains(self.name()) {
             let (name, key) = (self.name(), shown::key(key));
-            let text = crate::room::said(format_args!("{name}: key '{key}': {}", status.message));
+            let text = text!("{name}: key '{key}': {}", status.message);
             return status.with_message(text);
         }
         status

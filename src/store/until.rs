@@ -148,12 +148,8 @@ pub(crate) fn patiently<T>(
             // The last try ended by the deadline, which tells less.
             let why = earlier.unwrap_or(why).into_message();
             let text = match told {
-                true => crate::room::said(format_args!(
-                    "{name} did not answer in {time:.3} s, and {UNKNOWN}: {why}"
-                )),
-                false => {
-                    crate::room::said(format_args!("{name} was not reached in {time:.3} s: {why}"))
-                }
+                true => text!("{name} did not answer in {time:.3} s, and {UNKNOWN}: {why}"),
+                false => text!("{name} was not reached in {time:.3} s: {why}"),
             };
             return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
         }

@@ -82,7 +82,7 @@ pub(crate) fn mapping(what: &'static str) -> impl Fn(io::Error) -> io::Error {
     move |e| match is_ours(&e) {
         false => e,
         true => {
-            let text = crate::room::said(format_args!("this side could not map {what}: {e}"));
+            let text = text!("this side could not map {what}: {e}");
             match is_refused(&e) {
                 true => refused::error(e.kind(), text),
                 false => io::Error::new(e.kind(), text),

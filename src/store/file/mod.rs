@@ -88,7 +88,7 @@ impl FileStore {
         let name = String::from_utf8(room::concat(&parts, "a path")?.into_vec())
             .map_err(|_| Status::invalid("the path of a file store is not UTF-8"))?;
         let named = |status: Status| {
-            let text = room::said(format_args!("{name}: {}", status.message));
+            let text = text!("{name}: {}", status.message);
             status.with_message(text)
         };
         match fs::DirBuilder::new().mode(0o700).create(path) {
@@ -131,8 +131,7 @@ impl FileStore {
             }
             until.stop.check()?;
             if until.is_over() {
-                let text =
-                    room::said(format_args!("'{}' is removed again and again", path.display()));
+                let text = text!("'{}' is removed again and again", path.display());
                 return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
             }
         };
@@ -157,8 +156,7 @@ impl FileStore {
             until.stop.check()?;
             if until.is_over() {
                 let path = self.at(LOCK)?;
-                let text =
-                    room::said(format_args!("another writer held '{}' locked", path.display()));
+                let text = text!("another writer held '{}' locked", path.display());
                 return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
             }
             until.sleep(pause)?;
@@ -187,7 +185,7 @@ impl FileStore {
     fn unless_gone(&self, what: &str, path: &Path, error: &io::Error) -> Status {
         let gone = |e: io::Error| e.kind() == ErrorKind::NotFound;
         if error.kind() == ErrorKind::NotFound && fs::metadata(&self.dir).is_err_and(gone) {
-            let text = room::said(format_args!("the directory '{}' is gone", self.dir.display()));
+            let text = text!("the directory '{}' is gone", self.dir.display());
             return Status::new(Code::Unavailable, text);
         }
         failed(what, path, error)
@@ -255,7 +253,7 @@ impl FileStore {
     fn ttl_of(&self, id: LeaseId) -> Result<u64, Status> {
         let path = self.at(lease_name(id))?;
         let (_, ttl) = open_lease(&path)?.ok_or_else(ended)?;
-        let text = || room::said(format_args!("'{}' is damaged", path.display()));
+        let text = || text!("'{}' is damaged", path.display());
         ttl.ok_or_else(|| Status::invalid(text()))
     }
 

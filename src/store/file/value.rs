@@ -113,7 +113,7 @@ pub fn open_lease(path: &Path) -> Result<Option<(File, Option<u64>)>, Status> {
 
 fn strange(path: &Path, what: &str) -> Status {
     let path = path.display();
-    let text = room::said(format_args!("'{path}' is {what}: nothing that this library wrote"));
+    let text = text!("'{path}' is {what}: nothing that this library wrote");
     Status::new(Code::DataLoss, text)
 }
 

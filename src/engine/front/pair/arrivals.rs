@@ -194,10 +194,7 @@ impl Engine {
         let name = self.peer_name(p.peer);
         let text = match code {
             0 => text!("peer '{name}' closed the pair of rank {}", p.rank),
-            _ => crate::room::said(format_args!(
-                "peer '{name}' ended the pair of rank {}: {text}",
-                p.rank
-            )),
+            _ => text!("peer '{name}' ended the pair of rank {}: {text}", p.rank),
         };
         let status = Status::new(Code::Unavailable, text).because(Reason::RemoteError);
         self.break_pair(fx, index, status, false);
