@@ -995,7 +995,7 @@ struct rdma_peer_info {
    */
   uint64_t max_message;
   /**
-   * `incarnation` in one word, as rdma_msg_status_t.incarnation has it: for rdma_msg_options_t.incarnation. 0 while unknown.
+   * `incarnation` in one word, as rdma_msg_status_t.incarnation has it: for rdma_msg_options_t.incarnation. Of one that is not connected the last that was, 0 if none was.
    */
   uint64_t message_incarnation;
 };
@@ -2442,7 +2442,12 @@ rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
  * One that has met no message does not end with its peer's connection: `source` is a name, whose next connection, or next process, may
  * bring what it waits for. Whoever wants an end when the peer is gone gives options.incarnation, as the status of a message or
  * rdma_peer_info_t.message_incarnation tells it: such a receive meets messages of that incarnation alone, what it has said before its end among
- * them, and ends with RDMA_UNAVAILABLE when the last connection to it ends.
+ * them, and ends with RDMA_UNAVAILABLE when the last connection to it ends; with a peer that stands still that is after peer_timeout_ms, or never where that
+ * has manual progress. One of a peer that was never connected waits until an incarnation comes, and ends so if it is another one.
+ *
+ * Of what a peer had sent before its connection ended that stays to be received which had come whole, up to 64 MiB of all peers together: with more
+ * what those that ended first have left is dropped, which is logged, and of one connection's more what came last. What had not come whole, since it was
+ * long or there was no room for it, is lost, and what was sent behind it may be received: who wants none without the other counts his messages.
  *
  * Its deadline ends it once nothing writes to `buf` any more: at once as a rule, up to 2 s later, or peer_timeout_ms if that is
  * less, where long content is on its way from a peer that stands still; and the connection then ends with it. A message whose
@@ -2530,7 +2535,8 @@ rdma_code_t rdma_msg_probe(rdma_mgr_t *mgr,
                            rdma_msg_status_t *out_status);
 
 /**
- * Begins to receive a message that rdma_msg_probe has claimed; otherwise as rdma_msg_irecv.
+ * Begins to receive a message that rdma_msg_probe has claimed; otherwise as rdma_msg_irecv. options.incarnation is not looked at: whose
+ * message it is, the probe has said.
  *
  * Threads: any.
  *
@@ -2683,7 +2689,8 @@ rdma_code_t rdma_msg_send_init(rdma_mgr_t *mgr,
  * Prepares a receive: rdma_msg_start begins it, as rdma_msg_irecv would with these arguments, as often
  * as it is called.
  *
- * Threads: any. `buf` is written from each start to its end, the options are copied.
+ * Threads: any. `buf` is written from each start to its end, the options are copied. Whether the incarnation of options.incarnation is
+ * gone, rdma_msg_start finds out.
  *
  * Returns what rdma_msg_irecv returns of its arguments; RDMA_INVALID_ARGUMENT also: `out_persistent`
  * NULL.

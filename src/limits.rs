@@ -236,7 +236,7 @@ pub const LIMITS: &[Limit] = &[
         "of these messages, those whose connection has ended",
         Follows,
         Bytes(ORPHANS as usize),
-        "what comes over the next connection that ends is dropped with it, which is logged",
+        "those of the earliest ends are dropped, and then the last that came over the connection that ends, which is logged",
     ),
     limit(
         "operations with tagged messages",

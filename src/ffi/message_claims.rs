@@ -54,7 +54,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_probe(
     })
 }
 
-/// Begins to receive a message that rdma_msg_probe has claimed; otherwise as rdma_msg_irecv.
+/// Begins to receive a message that rdma_msg_probe has claimed; otherwise as rdma_msg_irecv. options.incarnation is not looked at: whose
+/// message it is, the probe has said.
 ///
 /// Threads: any.
 ///

@@ -152,7 +152,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_send_init(
 /// Prepares a receive: rdma_msg_start begins it, as rdma_msg_irecv would with these arguments, as often
 /// as it is called.
 ///
-/// Threads: any. `buf` is written from each start to its end, the options are copied.
+/// Threads: any. `buf` is written from each start to its end, the options are copied. Whether the incarnation of options.incarnation is
+/// gone, rdma_msg_start finds out.
 ///
 /// Returns what rdma_msg_irecv returns of its arguments; RDMA_INVALID_ARGUMENT also: `out_persistent`
 /// NULL.

@@ -314,7 +314,12 @@ pub(super) unsafe fn hand_out(
 /// One that has met no message does not end with its peer's connection: `source` is a name, whose next connection, or next process, may
 /// bring what it waits for. Whoever wants an end when the peer is gone gives options.incarnation, as the status of a message or
 /// rdma_peer_info_t.message_incarnation tells it: such a receive meets messages of that incarnation alone, what it has said before its end among
-/// them, and ends with RDMA_UNAVAILABLE when the last connection to it ends.
+/// them, and ends with RDMA_UNAVAILABLE when the last connection to it ends; with a peer that stands still that is after peer_timeout_ms, or never where that
+/// has manual progress. One of a peer that was never connected waits until an incarnation comes, and ends so if it is another one.
+///
+/// Of what a peer had sent before its connection ended that stays to be received which had come whole, up to 64 MiB of all peers together: with more
+/// what those that ended first have left is dropped, which is logged, and of one connection's more what came last. What had not come whole, since it was
+/// long or there was no room for it, is lost, and what was sent behind it may be received: who wants none without the other counts his messages.
 ///
 /// Its deadline ends it once nothing writes to `buf` any more: at once as a rule, up to 2 s later, or peer_timeout_ms if that is
 /// less, where long content is on its way from a peer that stands still; and the connection then ends with it. A message whose

@@ -69,7 +69,7 @@ pub struct rdma_peer_info {
     /// Largest message in bytes that goes out in one piece; a longer one, as by a long key, goes out in
     /// fragments. 0 while not connected.
     pub max_message: u64,
-    /// `incarnation` in one word, as rdma_msg_status_t.incarnation has it: for rdma_msg_options_t.incarnation. 0 while unknown.
+    /// `incarnation` in one word, as rdma_msg_status_t.incarnation has it: for rdma_msg_options_t.incarnation. Of one that is not connected the last that was, 0 if none was.
     pub message_incarnation: u64,
 }
 /// What is known of a peer.

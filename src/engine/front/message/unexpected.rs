@@ -1,5 +1,7 @@
 //! Messages that wait for their receive, in the queues that `matching` tells of.
 
+mod orphans;
+
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
@@ -422,34 +424,6 @@ impl Unexpected {
         if let Some(number) = number.filter(|n| self.by_number.get(n) == Some(&index)) {
             self.by_number.remove(&number);
         }
-    }
-
-    /// A connection has ended. What came over it whole stays, within a bound; what is still with the sender is gone.
-    /// How many were dropped that were whole.
-    pub fn lose_channel(&mut self, ch: u32) -> usize {
-        let (mut at, mut dropped) = (0, 0);
-        while let Some(index) = self.next(&mut at, |a| a.ch == Some(ch)) {
-            self.forget_number(index);
-            let Some(a) = self.all.get_mut(index) else { continue };
-            a.ch = None;
-            let cost = COST + a.cost();
-            match &mut a.content {
-                Content::Here { sync, .. } if self.orphans + cost <= ORPHANS => {
-                    *sync = None;
-                    self.orphans += cost;
-                }
-                // Its receive hears of the loss.
-                Content::There { .. } if a.claimed => {}
-                content => {
-                    if matches!(content, Content::Here { .. }) {
-                        dropped += 1;
-                        self.orphans += cost;
-                    }
-                    self.remove(index);
-                }
-            }
-        }
-        dropped
     }
 
     fn unlink(&mut self, index: u32) {
