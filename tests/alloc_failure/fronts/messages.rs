@@ -85,6 +85,9 @@ pub struct Messages {
     to: &'static mut [u8],
     pieces: Vec<rdma_msg_piece>,
     tag: u64,
+    /// Of the sender, as a probe has told it; and that from which alone something is received.
+    incarnation: u64,
+    only: u64,
 }
 
 impl Messages {
@@ -92,7 +95,7 @@ impl Messages {
         let content = (0..LONG).map(|i| (i * 7 + i / 251) as u8).collect::<Vec<u8>>();
         let pieces = Vec::with_capacity(PIECES);
         let (from, to) = (content.leak(), vec![0; LONG].leak());
-        Messages { two: Two::new(kind), from, to, pieces, tag: 0 }
+        Messages { two: Two::new(kind), from, to, pieces, tag: 0, incarnation: 0, only: 0 }
     }
 
     fn all(&mut self, ends: &mut Vec<End>) -> Option<()> {
@@ -109,6 +112,7 @@ impl Messages {
         self.buffered(ends)?;
         self.prepared(ends)?;
         self.claimed(ends)?;
+        self.of_one_alone(ends)?;
         self.active(ends)?;
         self.told(ends)?;
         self.own(ends)
@@ -201,7 +205,10 @@ impl Messages {
         let to = self.to.as_mut_ptr();
         let layout = self.layout(lies, to);
         let (mut request, mut data, mut len) = (0, to, lies.len());
-        let mut options = options!(rdma_msg_options, rdma_msg_options_init);
+        let mut options = rdma_msg_options {
+            incarnation: self.only,
+            ..options!(rdma_msg_options, rdma_msg_options_init)
+        };
         if let Some(layout) = &layout {
             (options.layout, data, len) = (layout, null_mut(), 0);
         }
@@ -379,7 +386,30 @@ impl Messages {
             }
             code != RDMA_DEADLINE_EXCEEDED
         });
+        self.incarnation = status.incarnation;
         well(ends, "msg_probe", code).map(|()| status.message)
+    }
+
+    /// Receives of one incarnation alone: met, and refused.
+    fn of_one_alone(&mut self, ends: &mut Vec<End>) -> Option<()> {
+        self.only = self.incarnation;
+        let went = self.ones_alone(ends);
+        self.only = 0;
+        went
+    }
+
+    fn ones_alone(&mut self, ends: &mut Vec<End>) -> Option<()> {
+        for lies in [Lies::Whole(SHORT), Lies::Whole(LONG), Lies::Iovec(SHORT)] {
+            for late in [false, true] {
+                self.one(lies, RDMA_MSG_STANDARD, late, ends)?;
+            }
+        }
+        self.only ^= 1;
+        let mut refused = Vec::with_capacity(1);
+        assert!(self.receive(Lies::Whole(SHORT), &mut refused).is_none(), "of another incarnation");
+        let code = refused[0].1;
+        assert!([RDMA_UNAVAILABLE, RDMA_RESOURCE_EXHAUSTED].contains(&code), "{code}");
+        Some(())
     }
 
     fn receive_claimed(&mut self, message: u64, ends: &mut Vec<End>) -> Option<u64> {

@@ -68,7 +68,7 @@ impl Engine {
         let last = |p: &&Peer| p.channels.is_empty() && !self.closing && self.messages.bound;
         let Some(p) = self.peers.get(peer).filter(last) else { return };
         let text = text!("{}: {}", NoMore(&p.name), status.message);
-        self.fail_bound_receives(fx, peer, |_| true, || status.clone().with_message(text.clone()));
+        self.fail_bound_receives(fx, peer, |_| true, &status.clone().with_message(text));
     }
 
     /// Ends the receives that wait for such an incarnation of a peer.
@@ -77,7 +77,7 @@ impl Engine {
         fx: &mut impl Fx,
         peer: u32,
         which: impl Fn(u64) -> bool,
-        why: impl Fn() -> Status,
+        why: &Status,
     ) {
         let from = Party::peer(peer);
         let waits = |op: &Op| {
@@ -86,7 +86,7 @@ impl Engine {
         };
         let mut at = 0;
         while let Some(index) = self.messages.ops.next(&mut at, waits) {
-            self.give_up_message(fx, index, why());
+            self.give_up_message(fx, index, why.clone());
         }
     }
 
@@ -130,7 +130,7 @@ impl Engine {
         let Some(name) = self.peers.get(peer).map(|p| p.name.clone()) else { return };
         self.fail_bound(fx, peer, |of| of != now, || restarted(&name));
         if self.messages.bound {
-            self.fail_bound_receives(fx, peer, |of| of != now, || restarted(&name));
+            self.fail_bound_receives(fx, peer, |of| of != now, &restarted(&name));
         }
     }
 
