@@ -85,6 +85,8 @@ pub struct Arrived {
     pub claimed: bool,
     /// Rises with each.
     order: u64,
+    /// Of one whose connection has ended: which of these ends that was.
+    end: u32,
     in_lane: Links,
     in_tag: Links,
     in_comm: Links,
@@ -123,6 +125,7 @@ impl Arrived {
             extra: None,
             claimed: false,
             order: 0,
+            end: 0,
             in_lane: none,
             in_tag: none,
             in_comm: none,
@@ -174,6 +177,8 @@ pub struct Unexpected {
     bytes: u64,
     /// Bytes of those whose connection has ended: they count in no window.
     orphans: u64,
+    /// Connections that have ended.
+    ends: u32,
     /// Further regions that they name.
     regions: usize,
     order: u64,

@@ -10,21 +10,26 @@ impl Unexpected {
     /// How many were dropped that were whole.
     pub fn lose_channel(&mut self, ch: u32) -> usize {
         let (need, mut dropped) = (self.lose_offers(ch), 0);
-        while self.orphans + need > ORPHANS {
-            let of = |a: &Arrived| (a.sender, a.incarnation);
-            let left = self.all.iter().map(|(_, a)| a).filter(|a| a.is_left());
-            let Some(oldest) = left.min_by_key(|a| a.order).map(of) else { break };
-            dropped += self.drop_all(|a| a.is_left() && of(a) == oldest);
+        if self.orphans + need > ORPHANS {
+            let excess = self.orphans + need - ORPHANS;
+            let first = least(self.ends, |end| {
+                self.bytes_of(|a| a.is_left() && u64::from(a.end) <= end) >= excess
+            });
+            dropped += self.drop_all(|a| a.is_left() && u64::from(a.end) <= first);
         }
         if self.orphans + need > ORPHANS {
-            let last = self.last_that_fits(ch);
-            dropped += self.drop_all(|a| a.ch == Some(ch) && a.order > last && !a.claimed);
+            let room = ORPHANS.saturating_sub(self.orphans);
+            let above = least(self.order, |last| {
+                self.bytes_of(|a| a.is_here_by(ch) && a.order <= last) > room
+            });
+            dropped += self.drop_all(|a| a.is_here_by(ch) && a.order >= above && !a.claimed);
         }
+        self.ends = self.ends.wrapping_add(1);
         let mut at = 0;
         while let Some(index) = self.next(&mut at, |a| a.ch == Some(ch)) {
             self.forget_number(index);
             let Some(a) = self.all.get_mut(index) else { continue };
-            a.ch = None;
+            (a.ch, a.end) = (None, self.ends);
             if let Content::Here { sync, .. } = &mut a.content {
                 *sync = None;
                 self.orphans += COST + a.cost();
@@ -39,7 +44,7 @@ impl Unexpected {
         let (mut at, mut whole) = (0, 0);
         while let Some(index) = self.next(&mut at, |a| a.ch == Some(ch)) {
             match self.all.get(index) {
-                Some(a) if matches!(a.content, Content::Here { .. }) => whole += COST + a.cost(),
+                Some(a) if a.is_here_by(ch) => whole += COST + a.cost(),
                 Some(a) if matches!(a.content, Content::There { .. }) && a.claimed => {}
                 _ => _ = self.remove(index),
             }
@@ -47,20 +52,10 @@ impl Unexpected {
         whole
     }
 
-    /// The last message of a connection up to which those that came whole over it have room. There is no memory for a list of them.
-    fn last_that_fits(&self, ch: u32) -> u64 {
-        let room = ORPHANS.saturating_sub(self.orphans);
-        let here = |a: &&Arrived| a.ch == Some(ch) && matches!(a.content, Content::Here { .. });
-        let bytes = |last: u64| -> u64 {
-            let all = self.all.iter().map(|(_, a)| a).filter(here);
-            all.filter(|a| a.order <= last).map(|a| COST + a.cost()).sum()
-        };
-        let (mut fits, mut above) = (0, self.order + 1);
-        while above - fits > 1 {
-            let middle = fits + (above - fits) / 2;
-            if bytes(middle) <= room { fits = middle } else { above = middle }
-        }
-        fits
+    /// Bytes of these.
+    fn bytes_of(&self, which: impl Fn(&Arrived) -> bool) -> u64 {
+        let all = self.all.iter().map(|(_, a)| a).filter(|a| which(a));
+        all.map(|a| COST + a.cost()).sum()
     }
 
     /// Drops these; how many.
@@ -74,7 +69,23 @@ impl Unexpected {
     }
 }
 
+/// The least number up to `most` of which it is so, as it is of all above it; `most` if it is of none. There may be no memory for a list of
+/// messages, by which it would be found at once.
+fn least(most: impl Into<u64>, is_so: impl Fn(u64) -> bool) -> u64 {
+    let (mut from, mut to) = (0, most.into());
+    while from < to {
+        let middle = from + (to - from) / 2;
+        if is_so(middle) { to = middle } else { from = middle + 1 }
+    }
+    to
+}
+
 impl Arrived {
+    /// Whether it came whole over this connection.
+    fn is_here_by(&self, ch: u32) -> bool {
+        self.ch == Some(ch) && matches!(self.content, Content::Here { .. })
+    }
+
     /// Whether its connection has ended, and no receive is to be its own.
     fn is_left(&self) -> bool {
         self.is_orphan() && !self.claimed
@@ -140,6 +151,32 @@ mod tests {
         }
         let kept = vec![LARGE, LARGE - 1];
         assert_eq!([1, 2, 3].map(|i| take(&mut all, i)), [vec![], kept.clone(), kept]);
+        assert_eq!((all.bytes, all.orphans), (0, 0));
+    }
+
+    /// What many small ends have left goes in the order of these ends, whatever place it has in the table.
+    #[test]
+    fn of_many_ends_the_earliest_go() {
+        let mut all = Unexpected::default();
+        let mut spare: Vec<u32> = (0..100).map(|_| add(&mut all, 999, 9, 1)).collect();
+        while let Some(index) = spare.pop() {
+            all.remove(index);
+        }
+        for end in 1..=100 {
+            add(&mut all, end, end.into(), 50_000);
+            assert_eq!(all.lose_channel(end), 0);
+        }
+        let before = all.orphans;
+        for i in 0..4 {
+            add(&mut all, 200, 200, LARGE - i);
+        }
+        let room = ORPHANS - all.bytes_of(|a| a.ch == Some(200));
+        let kept = room / (before / 100);
+        assert!((0..100).contains(&kept));
+        assert_eq!(all.lose_channel(200) as u64, 100 - kept);
+        let left = (1..=100).filter(|end| !take(&mut all, *end).is_empty());
+        assert!(left.eq(101 - kept..=100));
+        assert_eq!(take(&mut all, 200).len(), 4);
         assert_eq!((all.bytes, all.orphans), (0, 0));
     }
 
