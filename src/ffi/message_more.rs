@@ -230,11 +230,9 @@ pub unsafe extern "C-unwind" fn rdma_msg_start(
                     begin_send(&mgr, &post, at.again(), mode, *done, out_request, thread)
                 }
                 Prepared::Recv { wanted, incarnation, at, timeout, done } => {
-                    let (wanted, at, timeout) = (*wanted, at.again(), *timeout);
-                    let received = match *incarnation {
-                        0 => mgr.message_irecv_on(thread, wanted, at, timeout, *done, false),
-                        of => mgr.message_irecv_of(thread, (wanted, of), at, timeout, *done),
-                    }?;
+                    let of = (*wanted, *incarnation);
+                    let received =
+                        mgr.message_irecv_on(thread, of, at.again(), *timeout, *done, false)?;
                     let asked = matches!(done, OnMessage::Asked);
                     tell_received(&mgr, received, asked, out, out_request);
                     Ok(())

@@ -377,10 +377,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_irecv(
                 return Ok(());
             }
             let (place, tried) = (place(buf, len, &options)?, memory.is_some());
-            let received = match options.incarnation {
-                0 => mgr.message_irecv_on(thread, wanted, place, timeout, done, tried),
-                of => mgr.message_irecv_of(thread, (wanted, of), place, timeout, done),
-            }?;
+            let of = (wanted, options.incarnation);
+            let received = mgr.message_irecv_on(thread, of, place, timeout, done, tried)?;
             tell_received(&mgr, received, options.done.is_none(), out, out_request);
         }
         Ok(())

@@ -279,10 +279,10 @@ impl Manager {
         done: OnMessage,
     ) -> Result<Received, Status> {
         // SAFETY: the caller's promise.
-        unsafe { self.message_irecv_on(Thread::this(), wanted, at, timeout, done, false) }
+        unsafe { self.message_irecv_on(Thread::this(), (wanted, 0), at, timeout, done, false) }
     }
 
-    /// The same on this thread. `tried`: by [`message_post`](Self::message_post), a moment ago.
+    /// The same on this thread, of this incarnation alone if it is not 0. `tried`: by [`message_post`](Self::message_post), a moment ago.
     ///
     /// # Safety
     /// As for `message_irecv`.
@@ -290,12 +290,18 @@ impl Manager {
     pub(crate) unsafe fn message_irecv_on(
         &self,
         thread: Thread,
-        wanted: Wanted,
+        (wanted, incarnation): (Wanted, u64),
         at: Where,
         timeout: Timeout,
         done: OnMessage,
         tried: bool,
     ) -> Result<Received, Status> {
+        if incarnation != 0 {
+            // SAFETY: by the caller.
+            return unsafe {
+                self.message_irecv_of(thread, (wanted, incarnation), at, timeout, done)
+            };
+        }
         let timeout = timeout.nanos();
         let begin = |e: &mut Engine, w: &mut World, memory| {
             e.message_recv(w, wanted, memory, timeout, done)
@@ -327,7 +333,7 @@ impl Manager {
     /// # Safety
     /// As for `message_irecv`.
     #[inline(never)]
-    pub(crate) unsafe fn message_irecv_of(
+    unsafe fn message_irecv_of(
         &self,
         thread: Thread,
         of: (Wanted, u64),

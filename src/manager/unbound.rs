@@ -251,7 +251,8 @@ impl Manager {
                 Some(request) => Ok(Begun::UnderWay(request)),
                 None => {
                     let at = Where::Whole(memory);
-                    self.message_irecv_on(thread, wanted, at, timeout, done, false).map(Begun::from)
+                    self.message_irecv_on(thread, (wanted, 0), at, timeout, done, false)
+                        .map(Begun::from)
                 }
             }
         };

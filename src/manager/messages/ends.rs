@@ -130,14 +130,9 @@ impl Manager {
         timeout: Timeout,
     ) -> Result<MessageEnd, Status> {
         self.refuse_inside()?;
-        let (thread, done) = (Thread::this(), OnMessage::Asked);
+        let (thread, of, done) = (Thread::this(), (wanted, incarnation), OnMessage::Asked);
         // SAFETY: the caller's promise; this waits for the end.
-        let received = unsafe {
-            match incarnation {
-                0 => self.message_irecv_on(thread, wanted, at, timeout, done, false),
-                of => self.message_irecv_of(thread, (wanted, of), at, timeout, done),
-            }
-        };
+        let received = unsafe { self.message_irecv_on(thread, of, at, timeout, done, false) };
         match received? {
             Received::Done(end) => Ok(end),
             Received::Begun(id) => self.message_await(id, Thread::this()),

@@ -23,16 +23,10 @@ impl Engine {
         timeout: Option<u64>,
         done: OnMessage,
     ) -> Result<Receiving, Status> {
-        if self.closing {
-            return Err(Self::ending());
-        }
-        self.copier(memory.device)?;
+        self.may_receive(wanted.from, &memory)?;
         if wanted.from == Party::ANY {
             let text = "options.incarnation is given and source is RDMA_PEER_ANY, allowed is the peer whose incarnation it is";
             return Err(Status::invalid(text));
-        }
-        if wanted.from.index().is_some() {
-            self.known_party(wanted.from)?;
         }
         if let Some(found) = self.messages.unexpected.find_of(&wanted, incarnation) {
             return self.receive_found(fx, found, wanted, memory, timeout, done);
@@ -65,10 +59,13 @@ impl Engine {
         peer: u32,
         status: &Status,
     ) {
-        let last = |p: &&Peer| p.channels.is_empty() && !self.closing && self.messages.bound;
+        let last = |p: &&Peer| p.channels.is_empty() && !self.closing;
         let Some(p) = self.peers.get(peer).filter(last) else { return };
-        let text = text!("{}: {}", NoMore(&p.name), status.message);
-        self.fail_bound_receives(fx, peer, |_| true, &status.clone().with_message(text));
+        let name = p.name.clone();
+        // However it ended: what the application asks for is whether the peer is there.
+        let gone =
+            || Status::gone(text!("{}: {}", NoMore(&name), status.message)).because(status.reason);
+        self.fail_bound_receives(fx, peer, |_| true, gone);
     }
 
     /// Ends the receives that wait for such an incarnation of a peer.
@@ -77,8 +74,13 @@ impl Engine {
         fx: &mut impl Fx,
         peer: u32,
         which: impl Fn(u64) -> bool,
-        why: &Status,
+        why: impl FnOnce() -> Status,
     ) {
+        if !self.messages.bound {
+            return;
+        }
+        // All share its text.
+        let why = why();
         let from = Party::peer(peer);
         let waits = |op: &Op| {
             let bound = op.incarnation != 0 && op.wanted.from == from;
@@ -129,9 +131,7 @@ impl Engine {
         let now = incarnation_word(incarnation);
         let Some(name) = self.peers.get(peer).map(|p| p.name.clone()) else { return };
         self.fail_bound(fx, peer, |of| of != now, || restarted(&name));
-        if self.messages.bound {
-            self.fail_bound_receives(fx, peer, |of| of != now, &restarted(&name));
-        }
+        self.fail_bound_receives(fx, peer, |of| of != now, || restarted(&name));
     }
 
     /// Nobody listens any more where a peer did: messages for that incarnation, the last that was connected, will reach nobody. Those

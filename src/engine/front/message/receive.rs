@@ -45,6 +45,18 @@ pub(super) fn too_long(len: u64, room: u64) -> Status {
 }
 
 impl Engine {
+    /// Whether a receive from this sender may begin into this memory.
+    pub(super) fn may_receive(&self, from: Party, memory: &Memory) -> Result<(), Status> {
+        if self.closing {
+            return Err(Self::ending());
+        }
+        self.copier(memory.device)?;
+        match from.index() {
+            Some(_) => self.known_party(from).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Begins to receive a message into memory of the application.
     pub fn message_recv(
         &mut self,
@@ -54,13 +66,7 @@ impl Engine {
         timeout: Option<u64>,
         done: OnMessage,
     ) -> Result<Receiving, Status> {
-        if self.closing {
-            return Err(Self::ending());
-        }
-        self.copier(memory.device)?;
-        if wanted.from.index().is_some() {
-            self.known_party(wanted.from)?;
-        }
+        self.may_receive(wanted.from, &memory)?;
         if let Some(found) = self.messages.unexpected.find(&wanted) {
             return self.receive_found(fx, found, wanted, memory, timeout, done);
         }
