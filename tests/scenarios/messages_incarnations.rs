@@ -329,6 +329,20 @@ fn a_receive_of_one_incarnation_ends_with_its_last_connection() {
     p.finish();
 }
 
+/// Its peer is not there: that is what is asked for, however the connection ended.
+#[test]
+fn a_receive_of_one_incarnation_is_unavailable_however_its_connection_ended() {
+    let mut p = Post::new(shm());
+    let (from, first) = (p.other(R), word(&p, S));
+    let bound = recv_of(&mut p, R, from, first).unwrap();
+    let ch = p.s.call(R, |e, _| e.peer(from.index().unwrap()).unwrap().channels[0]);
+    p.s.call(R, |e, fx| e.channel_down(fx, ch, Status::invalid("it broke the protocol")));
+    p.run();
+    let status = end_of(&mut p, R, bound).unwrap();
+    is_gone(&status);
+    assert!(status.message.contains("it broke the protocol"), "{status}");
+}
+
 #[test]
 fn a_receive_of_one_incarnation_meets_what_that_one_has_said() {
     // A few lie in a row, more in queues.
