@@ -10,6 +10,7 @@
 
 mod errors;
 mod fronts;
+mod names;
 mod places;
 mod rounds;
 mod sweep;
@@ -33,9 +34,8 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 static FAIL_AT: AtomicU64 = AtomicU64::new(0);
 /// Bytes that were asked for and not given back.
 static LIVE: AtomicI64 = AtomicI64::new(0);
-/// Where each call that was counted was made, if that is asked for: its stack, and what of it is at the top.
-static STACKS: [[AtomicU64; 2]; MOST_STACKS] =
-    [const { [const { AtomicU64::new(0) }; 2] }; MOST_STACKS];
+/// Where each call that was counted was made, if that is asked for: its stack.
+static STACKS: [AtomicU64; MOST_STACKS] = [const { AtomicU64::new(0) }; MOST_STACKS];
 const MOST_STACKS: usize = 1 << 18;
 static WANTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -53,18 +53,15 @@ fn fails(size: usize) -> bool {
     }
     let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
     if (count as usize) < WANTED.load(Ordering::Relaxed) {
-        for (place, part) in STACKS[count as usize].iter().zip(stack()) {
-            place.store(part, Ordering::Relaxed);
-        }
+        STACKS[count as usize].store(stack(), Ordering::Relaxed);
     }
     let fails = count == FAIL_AT.load(Ordering::Relaxed);
     if fails {
         LEAST.store(usize::MAX, Ordering::Relaxed);
-        let before = LIVE.load(Ordering::Relaxed);
-        let place = Failed { size, stack: stack()[0], trace: Backtrace::force_capture() };
-        // The trace is nothing that the library holds.
-        LIVE.store(before, Ordering::Relaxed);
-        *FAILED.lock().unwrap() = Some(place);
+        *FAILED.lock().unwrap() = Some(Failed { size, frames: Frames::here() });
+        if std::env::var_os("ALLOC_TRACE").is_some() {
+            println!("{}", Backtrace::force_capture());
+        }
         HAS_FAILED.store(1, Ordering::Relaxed);
     }
     fails
@@ -73,8 +70,7 @@ fn fails(size: usize) -> bool {
 /// The call that failed.
 struct Failed {
     size: usize,
-    stack: u64,
-    trace: Backtrace,
+    frames: Frames,
 }
 
 static FAILED: Mutex<Option<Failed>> = Mutex::new(None);
@@ -85,33 +81,41 @@ fn has_failed() -> bool {
     HAS_FAILED.load(Ordering::Relaxed) != 0
 }
 
-/// Frames that say where the allocator was called, and by which way of the library's that was called.
-const TOP: usize = 8;
+/// Frames that say where the allocator was called, and by which way of the library's.
 const DEEP: usize = 24;
 
-/// The top of this thread's stack in one number, the same in each child: a trace in names takes long. And that of fewer frames.
-fn stack() -> [u64; 2] {
-    let mut frames = [std::ptr::null_mut(); DEEP];
-    // SAFETY: room for so many.
-    let n = unsafe { libc::backtrace(frames.as_mut_ptr(), DEEP as i32) };
-    let frames = &frames[..usize::try_from(n).unwrap()];
-    [DEEP, TOP].map(|depth| {
-        let mut hasher = DefaultHasher::new();
-        for frame in &frames[..depth.min(frames.len())] {
-            frame.addr().wrapping_sub(fails as *const () as usize).hash(&mut hasher);
-        }
-        hasher.finish()
-    })
+/// The top of a thread's stack: where its calls return to.
+struct Frames([*mut libc::c_void; DEEP], usize);
+
+// SAFETY: numbers, of which none is followed.
+unsafe impl Send for Frames {}
+
+impl Frames {
+    fn here() -> Frames {
+        let mut frames = [std::ptr::null_mut(); DEEP];
+        // SAFETY: room for so many.
+        let n = unsafe { libc::backtrace(frames.as_mut_ptr(), DEEP as i32) };
+        Frames(frames, usize::try_from(n).unwrap())
+    }
+
+    /// In the program's file, where they are the same in each child.
+    fn addresses(&self) -> impl Iterator<Item = usize> {
+        self.0[..self.1].iter().map(|frame| names::in_file(frame.addr()))
+    }
 }
 
-/// Says which call failed, by name unless the parent knows its stack.
+/// This thread's stack in one number.
+fn stack() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    Frames::here().addresses().for_each(|frame| frame.hash(&mut hasher));
+    hasher.finish()
+}
+
+/// Says which call failed.
 fn report() {
     let Some(failed) = FAILED.lock().unwrap().take() else { return };
-    let known = std::env::var("ALLOC_KNOWN").unwrap_or_default();
-    println!("FAILED {} {:016x}", failed.size, failed.stack);
-    if !known.contains(&format!("{:016x}", failed.stack)) {
-        println!("TRACE\n{}\nEND", failed.trace);
-    }
+    let frames: Vec<String> = failed.frames.addresses().map(|at| format!("{at:x}")).collect();
+    println!("FAILED {} {}", failed.size, frames.join(" "));
 }
 
 extern "C" fn on_abort(_: libc::c_int) {
@@ -165,7 +169,7 @@ static ALLOCATOR: Failing = Failing;
 /// From here on calls are counted, and this one of them fails; 0: none.
 fn count_from_here(fail_at: u64) {
     HAS_FAILED.store(0, Ordering::Relaxed);
-    drop(FAILED.lock().unwrap().take());
+    *FAILED.lock().unwrap() = None;
     COUNT.store(0, Ordering::Relaxed);
     FAIL_AT.store(fail_at, Ordering::Relaxed);
     let least = std::env::var("ALLOC_LEAST").ok().map(|n| n.parse().unwrap());
@@ -186,16 +190,28 @@ fn go_on_counting(least: usize) {
     LEAST.store(least, Ordering::Relaxed);
 }
 
-/// The calls that were counted, by their stacks: of each the first and the last, and the number of what is at its top.
-fn ends_of_stacks() -> Vec<(u64, [usize; 2], u64)> {
+/// Counts the calls of this, and takes down their stacks.
+fn count_stacks<R>(f: impl FnOnce() -> R) -> R {
+    // What that needs itself it has before anything is counted.
+    stack();
+    WANTED.store(MOST_STACKS, Ordering::Relaxed);
+    count_from_here(0);
+    let result = f();
+    count_no_more();
+    WANTED.store(0, Ordering::Relaxed);
+    result
+}
+
+/// What [`count_stacks`] has taken down, for the parent: of each stack its number, its first call and its last.
+fn told_stacks() -> String {
     let count = COUNT.load(Ordering::Relaxed) as usize;
     assert!(count < MOST_STACKS, "more calls than there is room for");
-    let mut by_stack: HashMap<u64, ([usize; 2], u64)> = HashMap::new();
+    let mut by_stack: HashMap<u64, [usize; 2]> = HashMap::new();
     for (n, stack) in STACKS.iter().enumerate().take(count + 1).skip(1) {
-        let [deep, top] = [0, 1].map(|i| stack[i].load(Ordering::Relaxed));
-        by_stack.entry(deep).or_insert(([n, n], top)).0[1] = n;
+        by_stack.entry(stack.load(Ordering::Relaxed)).or_insert([n, n])[1] = n;
     }
-    by_stack.into_iter().map(|(deep, (ends, top))| (deep, ends, top)).collect()
+    let each = by_stack.into_iter().map(|(stack, [first, last])| format!("{stack} {first} {last}"));
+    each.collect::<Vec<String>>().join(",")
 }
 
 /// The run by itself, and what the other tests run in a child.

@@ -6,18 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::sweep::{Child, End, Found, PROVIDERS, What, all_end, number};
 
-/// A call of a round.
-#[derive(Clone, Copy)]
-struct Call {
-    number: u64,
-    /// Whatever fails with this at the top of its stack comes to the same, if that is an abort.
-    top: u64,
-}
-
 /// Calls that a child has fail, in its first round or in those after it.
 struct Job {
     cold: bool,
-    calls: Vec<Call>,
+    calls: Vec<u64>,
 }
 
 /// Calls of one child: each costs a round or two, and a child what it takes to have managers that are connected.
@@ -25,9 +17,18 @@ const BATCH: usize = 60;
 /// What a life leaves behind, in tables that are the process's and in threads that end a little later, may differ by so many bytes.
 const SLACK: i64 = 8000;
 
-/// Whether everything is tried that is distinct, and not one of what is alike.
-fn is_whole() -> bool {
-    std::env::var_os("ALLOC_WHOLE").is_some()
+/// A stack of a child's calls: its number, its first call and its last.
+type Stack = [u64; 3];
+
+/// Those that a child has told behind a word.
+fn stacks(text: &str, word: &str) -> Vec<Stack> {
+    let list = text.split_once(word).and_then(|(_, rest)| rest.lines().next());
+    let list = list.unwrap_or_else(|| panic!("{text}")).split(',');
+    let numbers = |one: &str| -> Stack {
+        let all: Vec<u64> = one.split(' ').map(|n| n.parse().unwrap()).collect();
+        all.try_into().unwrap()
+    };
+    list.map(numbers).collect()
 }
 
 /// What was tried already, over whatever provider.
@@ -37,37 +38,21 @@ struct Tried {
 }
 
 impl Tried {
-    /// Of each stack of a round the first call and the last. Of the first round only what no later one has, and of what is alike
-    /// at its top one, each call alone: it finds nothing there.
+    /// Of each stack of a round the first call and the last. Of the first round only what no later one has, each call alone: it finds
+    /// nothing there.
     fn jobs(&mut self, text: &str) -> Vec<Job> {
-        let list = |word: &str| {
-            let list = text.split_once(word).and_then(|(_, rest)| rest.lines().next());
-            let list = list.unwrap_or_else(|| panic!("{text}")).split(',');
-            let numbers = |one: &str| -> [u64; 4] {
-                let all: Vec<u64> = one.split(' ').map(|n| n.parse().unwrap()).collect();
-                all.try_into().unwrap()
-            };
-            list.map(numbers).collect::<Vec<[u64; 4]>>()
-        };
-        let (cold, warm) = (list("COLD "), list("WARM "));
+        let (cold, warm) = (stacks(text, "COLD "), stacks(text, "WARM "));
         let again: HashSet<u64> = warm.iter().map(|call| call[0]).collect();
         let mut jobs = Vec::new();
-        for [deep, number, _, top] in cold {
-            let alike = if is_whole() { deep } else { top };
-            if !again.contains(&deep) && self.stacks.insert((true, alike)) {
-                jobs.push(Job { cold: true, calls: vec![Call { number, top }] });
+        for [stack, first, _] in cold {
+            if !again.contains(&stack) && self.stacks.insert((true, stack)) {
+                jobs.push(Job { cold: true, calls: vec![first] });
             }
         }
-        let mut calls = Vec::new();
-        for [deep, first, last, top] in warm {
-            if self.stacks.insert((false, deep)) {
-                let last = Some(last).filter(|last| *last != first);
-                calls.extend(
-                    [Some(first), last].into_iter().flatten().map(|number| Call { number, top }),
-                );
-            }
-        }
-        calls.sort_by_key(|call| call.number);
+        let new = warm.into_iter().filter(|call| self.stacks.insert((false, call[0])));
+        let mut calls: Vec<u64> = new.flat_map(|[_, first, last]| [first, last]).collect();
+        calls.sort_unstable();
+        calls.dedup();
         jobs.extend(calls.chunks(BATCH).map(|some| Job { cold: false, calls: some.to_vec() }));
         jobs
     }
@@ -79,26 +64,18 @@ struct Rounds<'a> {
     found: &'a Found,
     /// What a process holds at its end in which nothing failed.
     live: i64,
-    /// At the top of stacks whose calls aborted.
-    aborted: &'a Mutex<HashSet<u64>>,
     tried: AtomicUsize,
+    aborted: AtomicUsize,
     wrong: Mutex<Vec<String>>,
 }
 
 impl Rounds<'_> {
     /// Has all calls of a job fail, in as many children as that takes.
     fn run(&self, job: &Job) {
-        let mut rest = job.calls.clone();
-        loop {
-            let aborted = self.aborted.lock().unwrap();
-            rest.retain(|call| is_whole() || !aborted.contains(&call.top));
-            drop(aborted);
-            if rest.is_empty() {
-                return;
-            }
-            let calls: Vec<u64> = rest.iter().map(|call| call.number).collect();
+        let mut calls = &job.calls[..];
+        while !calls.is_empty() {
             let how = job.cold.then_some("ALLOC_COLD");
-            let (at, end) = Child { what: self.what, calls: &calls, how }.end(self.found);
+            let (at, end) = Child { what: self.what, calls, how }.end(self.found);
             self.tried.fetch_add((at + 1).min(calls.len()), Ordering::Relaxed);
             match end {
                 End::Good(now) if now <= self.live + SLACK => {}
@@ -107,12 +84,12 @@ impl Rounds<'_> {
                     self.say(format!("{what}, calls {calls:?}: {kept} bytes are not given back"));
                 }
                 End::Aborted(size, site) => {
-                    self.aborted.lock().unwrap().insert(rest[at].top);
+                    self.aborted.fetch_add(1, Ordering::Relaxed);
                     self.found.aborted(size, site);
                 }
                 End::Wrong(why) => self.say(why),
             }
-            rest.drain(..(at + 1).min(calls.len()));
+            calls = &calls[(at + 1).min(calls.len())..];
         }
     }
 
@@ -123,17 +100,16 @@ impl Rounds<'_> {
 
 /// Rounds of these, two children at a time. What was wrong.
 fn sweep(of: impl Iterator<Item = What>, found: &Found) -> Vec<String> {
-    let (mut tried, aborted) = (Tried::default(), Mutex::new(HashSet::new()));
+    let mut tried = Tried::default();
     let only = std::env::var("ALLOC_ONLY").unwrap_or_default();
     let mut wrong = Vec::new();
     for what in of.filter(|what| what.to_string().contains(&only)) {
-        let (text, ..) = Child { what, calls: &[0], how: Some("ALLOC_STACKS") }.run(found);
+        let (text, ..) = Child { what, calls: &[0], how: Some("ALLOC_STACKS") }.run();
         let live = number(&text, "LIVE ").unwrap_or_else(|| panic!("{what}: {text}"));
         let jobs: Mutex<VecDeque<Job>> = Mutex::new(tried.jobs(&text).into());
-        let (children, before) = (jobs.lock().unwrap().len(), aborted.lock().unwrap().len());
-        let count = jobs.lock().unwrap().iter().map(|job| job.calls.len()).sum::<usize>();
-        let (tried, ours) = (AtomicUsize::new(0), Mutex::default());
-        let rounds = Rounds { what, found, live, aborted: &aborted, tried, wrong: ours };
+        let children = jobs.lock().unwrap().len();
+        let [done, aborted] = [0; 2].map(AtomicUsize::new);
+        let rounds = Rounds { what, found, live, tried: done, aborted, wrong: Mutex::default() };
         std::thread::scope(|s| {
             for _ in 0..2 {
                 s.spawn(|| {
@@ -143,9 +119,9 @@ fn sweep(of: impl Iterator<Item = What>, found: &Found) -> Vec<String> {
                 });
             }
         });
-        let (tried, now) = (rounds.tried.into_inner(), aborted.lock().unwrap().len() - before);
+        let [done, aborted] = [rounds.tried, rounds.aborted].map(AtomicUsize::into_inner);
         println!(
-            "{what}: {tried} calls of {count} failed once each, {now} aborted, of {children} children at first"
+            "{what}: {done} calls failed once each, {aborted} aborted, of {children} children at first"
         );
         wrong.append(&mut rounds.wrong.into_inner().unwrap());
     }
@@ -167,7 +143,7 @@ fn r20_whatever_allocation_of_a_front_end_fails_it_goes_on() {
 fn ends_keep_no_text() {
     for kind in PROVIDERS {
         let what = What { front: "texts", kind };
-        let (text, signal, well) = Child { what, calls: &[0], how: None }.run(&Found::default());
+        let (text, signal, well) = Child { what, calls: &[0], how: None }.run();
         assert!(well && text.contains("afterwards"), "{signal:?}: {text}");
     }
 }
@@ -176,7 +152,7 @@ fn ends_keep_no_text() {
 #[test]
 fn r20_a_pool_for_which_there_is_no_memory_is_none() {
     let what = What { front: "pools", kind: "memory" };
-    let (text, signal, well) = Child { what, calls: &[1], how: None }.run(&Found::default());
+    let (text, signal, well) = Child { what, calls: &[1], how: None }.run();
     assert!(well && text.contains("POOLS "), "{signal:?}: {text}");
 }
 

@@ -1,13 +1,14 @@
 //! Children, each with another call that fails.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::names::{Frame, Names};
 use super::places::{self, BEGINNINGS, PLACES, TEXTS};
 
 /// Where a call that failed was made: a file of `src` and a function there.
@@ -25,10 +26,10 @@ pub enum End {
     Wrong(String),
 }
 
-/// What children have found out: sites by stack, as far as one has named them, and the most bytes of each at which one aborted.
+/// What children have found out: names of frames, and the most bytes of each site at which one aborted.
 #[derive(Default)]
 pub struct Found {
-    known: Mutex<HashMap<String, Site>>,
+    names: Mutex<Names>,
     seen: Mutex<BTreeMap<Site, usize>>,
 }
 
@@ -66,7 +67,7 @@ pub struct Child<'a> {
 
 impl Child<'_> {
     /// What it said, what signal ended it, and whether all was well.
-    pub fn run(&self, found: &Found) -> (String, Option<i32>, bool) {
+    pub fn run(&self) -> (String, Option<i32>, bool) {
         let What { front, kind } = self.what;
         let calls: Vec<String> = self.calls.iter().map(u64::to_string).collect();
         // A directory for its sockets and files: what an aborted child leaves there is no concern of the next. Its name is short, as
@@ -76,7 +77,6 @@ impl Child<'_> {
         let own = format!("rdma-alloc-{}-{number}", std::process::id());
         let own = std::env::temp_dir().join(own);
         std::fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
-        let stacks: Vec<String> = found.known.lock().unwrap().keys().cloned().collect();
         let mut command = Command::new(std::env::current_exe().unwrap());
         if let Some(how) = self.how {
             command.env(how, "1");
@@ -87,7 +87,6 @@ impl Child<'_> {
             .env("ALLOC_KIND", kind)
             .env("ALLOC_LEAST", "1")
             .env("ALLOC_FAIL_AT", calls.join(" "))
-            .env("ALLOC_KNOWN", stacks.join(" "))
             .env("XDG_RUNTIME_DIR", &own)
             .env("TMPDIR", &own)
             .env("RUST_BACKTRACE", "0")
@@ -153,46 +152,39 @@ fn is_before_fn(word: &str) -> bool {
         || ["unsafe", "extern", "\"C\"", "\"C-unwind\"", "const"].contains(&word)
 }
 
-/// The innermost function of the library, or of this test, in a trace.
-fn site(trace: &str) -> Option<Site> {
+/// The innermost function of the library, or of this test, among frames.
+fn site(frames: &[Frame]) -> Option<Site> {
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/");
-    let lines: Vec<&str> = trace.lines().map(str::trim).collect();
-    let text =
-        lines.iter().any(|l| l.contains("alloc::fmt::format") || l.ends_with(": format_inner"));
-    let mut found: Option<Site> = None;
-    for pair in lines.windows(2) {
-        let (Some((_, name)), Some(at)) = (pair[0].split_once(": "), pair[1].strip_prefix("at "))
-        else {
-            continue;
-        };
+    let is_in = |part: &str| frames.iter().any(|(name, _)| name.contains(part));
+    let mut inner = "";
+    for (name, at) in frames {
         let at = at.strip_prefix("./").or_else(|| at.strip_prefix(manifest)).unwrap_or(at);
-        let mut at = at.split(':');
+        let mut at = at.split([':', ' ']);
         let (file, line) = (at.next().unwrap_or_default(), at.next().and_then(|n| n.parse().ok()));
         if file.starts_with("tests/alloc_failure") {
             // The allocator itself.
             let name = function(name);
-            let own = ["fails", "stack", "alloc", "alloc_zeroed", "realloc"].contains(&&*name);
+            let own =
+                ["fails", "stack", "here", "alloc", "alloc_zeroed", "realloc"].contains(&&*name);
             if own || name.starts_with("__rust") {
                 continue;
             }
-            found = Some((OURS.to_owned(), name));
-            break;
+            return Some((OURS.to_owned(), name));
         }
         if let Some(file) = file.strip_prefix("src/") {
+            // A text may be made anywhere.
+            if is_in("alloc::fmt::format") || is_in("format_inner") {
+                return Some((TEXTS.into(), String::new()));
+            }
+            // What is derived has the name of what it calls, and addr2line has another for it where it is inlined.
             let at = line.and_then(|line| function_at(file, line));
-            found = Some((file.to_owned(), at.unwrap_or_else(|| function(name))));
-            break;
+            return Some((file.to_owned(), at.unwrap_or_else(|| function(inner))));
         }
+        inner = name;
     }
-    if found.is_none() && trace.contains(": test::") {
-        // The thread that waits for the test.
-        return Some((OURS.into(), String::new()));
-    }
-    if found.is_none() && trace.contains("::thread_start") {
-        return Some((BEGINNINGS.into(), String::new()));
-    }
-    // A text may be made anywhere.
-    found.map(|site| if text && site.0 != OURS { (TEXTS.into(), String::new()) } else { site })
+    // The thread that waits for the test, or one that begins.
+    let ours = is_in("test::").then(|| (OURS.into(), String::new()));
+    ours.or_else(|| is_in("::thread_start").then(|| (BEGINNINGS.into(), String::new())))
 }
 
 /// A child whose trace has no frames, which the system leaves out now and then, is asked so often.
@@ -218,7 +210,7 @@ impl Child<'_> {
 
     /// The same, or what it said where it aborted at a place without a name.
     fn end_of_one(&self, found: &Found) -> Result<(usize, End), (usize, String)> {
-        let (text, signal, success) = self.run(found);
+        let (text, signal, success) = self.run();
         if success {
             return Ok((self.calls.len(), End::Good(number(&text, "LIVE ").unwrap_or(0))));
         }
@@ -232,12 +224,12 @@ impl Child<'_> {
         let Some((size, stack)) = failed.and_then(|line| line.split_once(' ')) else {
             return wrong("no word of what failed");
         };
-        let trace = text.split_once("TRACE\n").and_then(|(_, rest)| rest.split_once("\nEND"));
-        let mut known = found.known.lock().unwrap();
-        if let Some(site) = trace.and_then(|(trace, _)| site(trace)) {
-            known.insert(stack.to_owned(), site);
+        let mut names = found.names.lock().unwrap();
+        let mut frames = Vec::new();
+        for address in stack.split(' ').filter_map(|at| usize::from_str_radix(at, 16).ok()) {
+            frames.extend_from_slice(names.of(address));
         }
-        let site = known.get(stack).cloned().ok_or_else(|| (at, text.clone()))?;
+        let site = site(&frames).ok_or_else(|| (at, format!("{text}{frames:#?}")))?;
         Ok((at, End::Aborted(size.parse().unwrap(), site)))
     }
 }
@@ -249,48 +241,32 @@ pub fn number(text: &str, word: &str) -> Option<i64> {
 
 /// The tensors' run, which begins before its managers are there.
 const TENSORS: &str = "tensors";
-/// Calls of that run up to this one are tried,
-const MOST: u64 = 2000;
-/// of those before this one, which open the managers, each fourth, then each second; with `ALLOC_WHOLE` all.
-const SETUP: u64 = 200;
 
 /// Each call of a run over this provider fails once, in a child of its own, two at a time. What was wrong.
 fn sweep(kind: &'static str, found: &Found) -> Vec<String> {
     let what = What { front: TENSORS, kind };
-    let (text, ..) = Child { what, calls: &[0], how: None }.run(found);
+    let (text, ..) = Child { what, calls: &[0], how: None }.run();
     let calls = number(&text, "CALLS ").unwrap_or_else(|| panic!("{text}")) as u64;
-    let whole = std::env::var_os("ALLOC_WHOLE").is_some();
-    let every = |n: u64| {
-        if whole {
-            1
-        } else if n < SETUP {
-            4
-        } else {
-            2
+    let (next, aborted) = (AtomicU64::new(1), AtomicUsize::new(0));
+    let wrong = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            if n > calls {
+                return;
+            }
+            match (Child { what, calls: &[n], how: None }).end(found).1 {
+                End::Good(_) => {}
+                End::Aborted(size, site) => {
+                    aborted.fetch_add(1, Ordering::Relaxed);
+                    found.aborted(size, site);
+                }
+                End::Wrong(why) => wrong.lock().unwrap().push(why),
+            }
         }
     };
-    let chosen = (1..=calls.min(MOST)).filter(|n| n.is_multiple_of(every(*n)));
-    let chosen: Vec<u64> = chosen.collect();
-    let (next, aborted) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let wrong = Mutex::new(Vec::new());
-    std::thread::scope(|s| {
-        for _ in 0..2 {
-            s.spawn(|| {
-                while let Some(n) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match (Child { what, calls: &[*n], how: None }).end(found).1 {
-                        End::Good(_) => {}
-                        End::Aborted(size, site) => {
-                            aborted.fetch_add(1, Ordering::Relaxed);
-                            found.aborted(size, site);
-                        }
-                        End::Wrong(why) => wrong.lock().unwrap().push(why),
-                    }
-                }
-            });
-        }
-    });
-    let (tried, aborted) = (chosen.len(), aborted.into_inner());
-    println!("{kind}: {tried} of {calls} calls failed once each, {aborted} aborted");
+    std::thread::scope(|s| (0..2).for_each(|_| _ = s.spawn(work)));
+    println!("{kind}: {calls} calls failed once each, {} aborted", aborted.into_inner());
     wrong.into_inner().unwrap()
 }
 

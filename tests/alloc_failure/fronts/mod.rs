@@ -16,10 +16,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_transport::ffi::*;
 
-use super::{
-    LIVE, MOST_STACKS, WANTED, count_from_here, count_no_more, ends_of_stacks, has_failed, report,
-    stack,
-};
+use super::{LIVE, count_from_here, count_no_more, count_stacks, has_failed, report, told_stacks};
 pub use two::Two;
 
 /// How one operation ended.
@@ -97,19 +94,10 @@ fn round(it: &mut dyn Front, ends: &mut Vec<End>) -> bool {
 
 /// Says what calls there are, in the first round and in one after it.
 fn tell_stacks(it: &mut dyn Front, ends: &mut Vec<End>) {
-    // What that needs itself it has before anything is counted.
-    stack();
     for word in ["COLD", "", "WARM"] {
-        WANTED.store(MOST_STACKS, Ordering::Relaxed);
-        count_from_here(0);
-        round(it, ends);
-        count_no_more();
-        WANTED.store(0, Ordering::Relaxed);
+        count_stacks(|| round(it, ends));
         if !word.is_empty() {
-            let each = ends_of_stacks().into_iter();
-            let each =
-                each.map(|(deep, [first, last], top)| format!("{deep} {first} {last} {top}"));
-            println!("{word} {}", each.collect::<Vec<String>>().join(","));
+            println!("{word} {}", told_stacks());
         }
     }
 }
