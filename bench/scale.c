@@ -1,7 +1,7 @@
 /* What it takes to connect many ranks: time, memory, descriptors, threads. See bench/scale and docs/scale.md.
-   usage: rdma_scale PROVIDER threads|processes lazy|full RANKS [SECONDS]
+   usage: rdma_scale PROVIDER threads|processes lazy|full RANKS [SECONDS [REST]]
    Ranks are threads of one process, each with a manager, or processes. They meet through a store in memory, or served over TCP by rank 0;
-   lazy: then each talks to the next one alone; full: to all of them. SECONDS: how long each step may take (60). Prints
+   lazy: then each talks to the next one alone; full: to all of them. SECONDS: how long each step may take (60); REST: how many pass before it is seen what is used (0). Prints
    ranks,seconds to meet,seconds to connect,connections,KiB,descriptors,mappings,threads,idle: of a rank, without what there was before. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -40,6 +40,7 @@ static const char *provider;
 static bool processes, full;
 static int size;
 static int64_t patience_ms = 60000;
+static struct timespec rest;
 static rdma_store_t *in_memory; /* of ranks that are threads */
 
 static void fail(const char *what, const char *why) {
@@ -166,6 +167,9 @@ static void live(int rank) {
   if (rank == 0) shared->connected = now() - begun;
   if (meet(rank)) shared->after[rank] = look();
   meet(rank);
+  nanosleep(&rest, NULL);
+  if (meet(rank)) shared->after[rank].cpu = look().cpu;
+  meet(rank);
   nanosleep(&idle, NULL);
   if (meet(rank)) shared->idle[rank] = look();
   meet(rank);
@@ -226,8 +230,8 @@ static void more_descriptors(void) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 5 && argc != 6) {
-    fputs("usage: rdma_scale PROVIDER threads|processes lazy|full RANKS [SECONDS]\n", stderr);
+  if (argc < 5 || argc > 7) {
+    fputs("usage: rdma_scale PROVIDER threads|processes lazy|full RANKS [SECONDS [REST]]\n", stderr);
     return 2;
   }
   provider = argv[1];
@@ -235,7 +239,8 @@ int main(int argc, char **argv) {
   full = strcmp(argv[3], "full") == 0;
   size = atoi(argv[4]);
   if (size < 2 || size > MOST) fail("RANKS", "2 to 4096");
-  if (argc == 6) patience_ms = 1000 * (int64_t)atoi(argv[5]);
+  if (argc > 5) patience_ms = 1000 * (int64_t)atoi(argv[5]);
+  if (argc > 6) rest.tv_sec = atoi(argv[6]);
   if (patience_ms < 1000) fail("SECONDS", "1 or more");
   more_descriptors();
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -90,7 +90,7 @@
 //! | posts | no: it has no number | `a_send_queue_of_one` | `content_waits_for_a_credit`, `an_immediate_waits_for_a_credit`, `a_request_that_waits_for_a_credit_is_taken_back_unsent` | `after_a_loss_the_next_receive_connects_again` |
 //! | fragments | no | `fragmented_request`, `fragmented_request_cancelled_half_way`, `several_regions_do_not_fit_a_message` | `fragmented_request_of_which_a_part_has_left` | `fragmented_request_lost_half_way` |
 //! | what nobody of good will sends | no | `what_is_no_message_ends_the_connection`, `a_message_in_too_many_fragments_ends_the_connection`, `a_message_again_where_all_have_checksums`, `duplicate_index` | the same | no |
-//! | silence | no: the handshake has its own patience | `a_quiet_peer_that_answers_is_alive`, `a_peer_that_stands_still_is_stalled`, `where_all_stood_still_nobody_is_stalled`, `where_all_stood_still_a_cancelled_receive_waits_on`, `a_peer_that_drives_itself_may_be_silent`, `content_that_moves_is_a_sign_of_life` | the same | no |
+//! | silence | no: the handshake has its own patience | `a_quiet_peer_that_answers_is_alive`, `a_connection_that_rests_is_asked_for_a_sign_of_life_less_often`, `a_peer_that_stands_still_is_stalled`, `where_all_stood_still_nobody_is_stalled`, `where_all_stood_still_a_cancelled_receive_waits_on`, `a_peer_that_drives_itself_may_be_silent`, `content_that_moves_is_a_sign_of_life` | the same | no |
 //! | loss | it opens, and ends | `channel_lost_in_a_read`, `channel_lost_in_a_write`, `only_one_end_finds_that_it_is_lost`, `lost_before_get_done`, `lost_with_everything_under_way` | `loss_while_the_request_waits_for_a_credit` | no |
 //! | GOODBYE, the end of a manager | no | `goodbye_tells_both_why`, `destroy_with_everything_under_way`, `crash_with_everything_under_way` | `shut_down_while_the_request_waits_for_a_credit` | no |
 //!
@@ -181,6 +181,8 @@ mod responses;
 mod room;
 #[path = "scenarios/script.rs"]
 mod script;
+#[path = "scenarios/silence.rs"]
+mod silence;
 #[path = "scenarios/sources.rs"]
 mod sources;
 #[path = "scenarios/stage.rs"]

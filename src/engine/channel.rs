@@ -113,6 +113,10 @@ pub struct Channel {
     pub pinged: Option<u64>,
     /// Messages and writes with immediate received.
     pub heard: u64,
+    /// Of these, questions for a sign of life and answers to them.
+    pub signs: u64,
+    /// What was received beside these, when that was last looked at, and since when it has not changed.
+    pub talk: (u64, u64),
     /// It was asked for a sign of life, since another process claims the peer's name.
     pub probe: Option<Probe>,
     /// Checksums on every message, where either side has the option.
@@ -171,6 +175,8 @@ impl Channel {
             mark: 0,
             pinged: None,
             heard: 0,
+            signs: 0,
+            talk: (0, now),
             probe: None,
             seal: None,
             rides: 0,

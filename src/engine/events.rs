@@ -158,8 +158,11 @@ impl Engine {
             Message::TooLong { response } => self.on_too_long(fx, ch, response),
             Message::Cancel { index } => self.on_cancel(fx, ch, index),
             Message::CancelAck { index } => self.on_cancel_ack(fx, ch, index),
-            Message::Ping => self.send(fx, ch, &Message::Pong, &[]),
-            Message::Pong => {}
+            Message::Ping => {
+                self.count_sign(ch);
+                self.send(fx, ch, &Message::Pong, &[]);
+            }
+            Message::Pong => self.count_sign(ch),
             Message::Credit { depth } => {
                 if let Some(c) = self.channels.get_mut(ch) {
                     c.on_credit(depth);
@@ -193,6 +196,12 @@ impl Engine {
             Message::Rail(m) => self.on_rail(fx, ch, m),
             // A fragment inside a reassembled message.
             Message::Fragment { .. } => self.violation(ch, Status::invalid("nested fragments")),
+        }
+    }
+
+    fn count_sign(&mut self, ch: ChanId) {
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.signs += 1;
         }
     }
 

@@ -14,6 +14,9 @@ const QUIESCE_GRACE: u64 = 2_000_000_000;
 /// How long a send may go on behind its deadline: a message whatever its peer says, a tensor without a sign of life of its receiver.
 pub(super) const PATIENCE: u64 = 8_000_000_000;
 
+/// How long nothing but questions for a sign of life, and answers, has come before a connection rests.
+const REST: u64 = 10_000_000_000;
+
 /// A tick that comes so much later than it was asked for tells that nothing ran meanwhile: the process was kept, or the
 /// whole machine stood still, and the peers with it.
 const STOOD_STILL: u64 = 1_000_000_000;
@@ -29,7 +32,12 @@ impl Engine {
     }
 
     pub(super) fn keepalive_interval(&self) -> u64 {
-        (self.settings.peer_timeout / 4).clamp(1_000_000, 500_000_000)
+        self.interval_at_rest().min(500_000_000)
+    }
+
+    /// How long a peer is silent before it is asked, where the connection rests: most connections of a full mesh do.
+    fn interval_at_rest(&self) -> u64 {
+        (self.settings.peer_timeout / 4).clamp(1_000_000, 5_000_000_000)
     }
 
     /// How long a question for a sign of life may stay without an answer, if the peer's host does not acknowledge it either.
@@ -134,7 +142,8 @@ impl Engine {
     }
 
     fn keepalive(&mut self, fx: &mut impl Fx, now: u64) {
-        let (interval, vanished) = (self.keepalive_interval(), self.vanished_after());
+        let (interval, at_rest) = (self.keepalive_interval(), self.interval_at_rest());
+        let vanished = self.vanished_after();
         self.next_keepalive = if self.channels.is_empty() { u64::MAX } else { now + interval };
         let mut at = 0;
         while let Some(ch) = self.channels.next(&mut at, |_| true) {
@@ -150,8 +159,12 @@ impl Engine {
                 c.last_rx = now;
                 c.pinged = None;
             }
-            let silent = now.saturating_sub(c.last_rx);
-            if silent < interval {
+            let (said, silent) = (c.heard - c.signs, now.saturating_sub(c.last_rx));
+            if c.talk.0 != said {
+                c.talk = (said, now);
+            }
+            let rests = now.saturating_sub(c.talk.1) >= REST;
+            if silent < if rests { at_rest } else { interval } {
                 continue;
             }
             match c.pinged {
