@@ -207,6 +207,33 @@ static void a_child_keeps_the_numbers_of_event_descriptors(void) {
   mgr_end(m[1]);
 }
 
+/* What the child says of a manager that it makes, and ends. */
+static rdma_code_t in_a_child(void) {
+  int status = 0;
+  pid_t pid = fork();
+  if (pid == 0) {
+    rdma_mgr_options_t o;
+    rdma_mgr_t *mgr = NULL;
+    alarm(20);
+    if (rdma_mgr_options_init(&o, sizeof o) != RDMA_OK) _exit(99);
+    o.name = "child";
+    o.provider = env.provider;
+    rdma_code_t code = rdma_mgr_create(&o, &mgr);
+    if (code == RDMA_OK) code = rdma_mgr_destroy(mgr);
+    _exit((int)code);
+  }
+  CHECK(pid > 0 && TEMP_FAILURE_RETRY(waitpid(pid, &status, 0)) == pid && WIFEXITED(status));
+  return (rdma_code_t)WEXITSTATUS(status);
+}
+
+static void a_child_forked_beside_managers_makes_none(void) {
+  CHECK_INT(RDMA_OK, in_a_child());
+  rdma_mgr_t *mgr = mgr_new("parent", NULL);
+  CHECK_INT(RDMA_FAILED_PRECONDITION, in_a_child());
+  mgr_end(mgr);
+  CHECK_INT(RDMA_OK, in_a_child());
+}
+
 /* ---- a process that ends while its threads wait ---- */
 typedef struct sleeper {
   rdma_mgr_t *mgr;
@@ -304,7 +331,7 @@ static void sockets_are_not_where_standard_error_was(void) {
 
 static const test_case cases[] = {
     CASE(stacks_are_small), CASE(a_thread_with_little_stack), CASE(none_is_left_to_another_program), CASE(forks_in_the_middle),
-    CASE(a_child_keeps_the_numbers_of_event_descriptors),
+    CASE(a_child_keeps_the_numbers_of_event_descriptors), CASE(a_child_forked_beside_managers_makes_none),
     SLOW(sockets_are_not_where_standard_error_was, 120),
     SLOW(ends_while_threads_wait, 240),
 };

@@ -25,8 +25,9 @@ set(RT_LIB_DIR ${CMAKE_CURRENT_BINARY_DIR}/lib)
 set(RT_SONAME librdma_transport.so.${PROJECT_VERSION_MAJOR})
 set(RT_SHARED ${RT_LIB_DIR}/librdma_transport.so.${PROJECT_VERSION})
 set(RT_STATIC ${RT_LIB_DIR}/librdma_transport.a)
-# What the static library needs of the system: `rustc --print native-static-libs`, less the C library.
-set(RT_SYSTEM_LIBS pthread dl m rt gcc_s)
+# What the static library needs of the system: `rustc --print native-static-libs`, less the C library, and less what unwinds the stack:
+# compilers link that by themselves, as it fits, `gcc_s` or, of a program that is static as a whole, `gcc_eh`.
+set(RT_SYSTEM_LIBS pthread dl m rt)
 
 file(MAKE_DIRECTORY ${RT_LIB_DIR})
 add_custom_target(rdma_transport_cargo ALL

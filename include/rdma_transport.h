@@ -49,8 +49,9 @@
  * a page of that memory comes late (slow storage, swap, a handler of page faults): see "Threads" in docs/abi.md.
  *
  * Forks. What the parent created is of no use in a forked child: each function refuses it there. The child may
- * create a manager of its own if it was forked before the first one existed, or after exec; the child of a process
- * with threads may find a lock held for ever by one that it does not have, and hang in any call.
+ * create a manager of its own if it was forked while there was none, or after exec; forked beside managers it is refused
+ * (RDMA_FAILED_PRECONDITION), since locks of theirs may be held for ever there. The child of a process
+ * with other threads may find another lock held for ever by one that it does not have, and hang in any call.
  * The number of an event descriptor (rdma_mgr_event_fd) stays taken there, by one that is never ready and is closed by exec, so
  * that an event loop can be told of the fork; the child may close it.
  *
@@ -1791,7 +1792,7 @@ rdma_code_t rdma_tensor_init(rdma_tensor_t *tensor, size_t struct_size);
  * provider that could be used; RDMA_UNIMPLEMENTED: the required provider is
  * not part of this build; RDMA_FAILED_PRECONDITION: no secret for an address to listen on beyond loopback;
  * a secret named by the environment, which is not read in a program that has other rights than who runs it,
- * and none in the options; options.pool destroyed or in a forked child; RDMA_INTERNAL.
+ * and none in the options; options.pool destroyed or in a forked child; forked beside managers (see "Forks"); RDMA_INTERNAL.
  */
 rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options,
                             rdma_mgr_t **out);
@@ -1806,7 +1807,8 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options,
  * of operations: memory whose end was not told is not the library's any more when this has returned.
  *
  * Threads: any, at any time of the process's life, also in static and thread-local destructors,
- * but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
+ * but not inside a callback, nor where a thread of `mgr` itself logs. Where a shared object is loaded or unloaded (dlopen, dlclose), threads
+ * do not begin: a progress thread that has not by then ends by itself later, and this returns half a second later. `mgr` NULL is an error.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
  * inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a defect; the manager is dead and
@@ -2555,7 +2557,8 @@ rdma_code_t rdma_msg_imrecv(rdma_mgr_t *mgr,
  * Takes a message operation back, unless that is too late, as in MPI: a receive that has met its
  * message, and a send whose message a receive has met, go on and end as if nothing had been asked, so
  * that no message is lost. Otherwise it ends with RDMA_CANCELLED, and nothing was written; or, where the
- * peer knows of it and does not say in time whether a receive has met it, with RDMA_UNAVAILABLE. The end is
+ * peer knows of it and does not say in time whether a receive has met it, with RDMA_UNAVAILABLE: within
+ * some seconds, and then the connection ends, and with it all that is under way on it. The end is
  * told as usual. What must end in any case has a deadline: a receive that it ends in the middle of its
  * message may have been written in part, and that message is gone.
  *
@@ -3496,7 +3499,7 @@ rdma_code_t rdma_unbound_abort_wait_recv(rdma_mgr_t *mgr,
  * this returns, its memory is the application's. Who waits for the buffer gets RDMA_NOT_FOUND.
  *
  * Threads: any, but not inside a callback. Drives progress while it waits: where a peer is slow, for up to
- * 4 seconds, then the connection to it ends.
+ * 4 seconds, or 8 while content is on its way to it; then the connection to it ends.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
  * RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
@@ -71,8 +71,15 @@ static DEAD: Mutex<VecDeque<&'static rdma_mgr>> = Mutex::new(VecDeque::new());
 /// call.
 pub(super) static PROCESS: AtomicU32 = AtomicU32::new(0);
 static WATCH_FORKS: Once = Once::new();
+/// Managers of this process that have not ended.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+/// The process that this one was forked from had such.
+static BESIDE: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn in_forked_child() {
+    if LIVE.swap(0, Ordering::Relaxed) > 0 {
+        BESIDE.store(true, Ordering::Relaxed);
+    }
     PROCESS.store(std::process::id(), Ordering::Relaxed);
     callers::renumber();
 }
@@ -80,7 +87,7 @@ extern "C" fn in_forked_child() {
 pub(super) fn watch_forks() {
     WATCH_FORKS.call_once(|| {
         in_forked_child();
-        // SAFETY: the handler only stores a number. Should it not be accepted, a child is not
+        // SAFETY: the handler only stores numbers. Should it not be accepted, a child is not
         // told apart, as with any library.
         unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) };
     });
@@ -106,8 +113,21 @@ pub(super) fn reserve() -> &'static rdma_mgr {
     })
 }
 
+/// Refuses a manager in a process that was forked beside managers: locks of theirs may be held there for ever, and lists of who waits
+/// for one are of threads that the child does not have, on stacks that its own threads are given.
+pub(super) fn refuse_beside() -> Result<(), Status> {
+    match BESIDE.load(Ordering::Relaxed) {
+        false => Ok(()),
+        true => Err(Status::new(
+            Code::FailedPrecondition,
+            "this process was forked from one that had managers, and has not called exec since: fork before the first of them is made",
+        )),
+    }
+}
+
 /// Puts the manager behind its handle.
 pub(super) fn fill(handle: &'static rdma_mgr, manager: Arc<Manager>) {
+    LIVE.fetch_add(1, Ordering::Relaxed);
     handle.pid.store(PROCESS.load(Ordering::Relaxed), Ordering::Relaxed);
     handle.closing.store(false, Ordering::Relaxed);
     *handle.manager.write() = Some(manager);
@@ -133,6 +153,7 @@ fn retire(handle: &'static rdma_mgr, manager: Arc<Manager>) {
     callers::wait_for_calls(handle);
     let last = handle.manager.write().take();
     drop((last, manager));
+    LIVE.fetch_sub(1, Ordering::Relaxed);
     handle.beside.lock().clear();
     DEAD.lock().push_back(handle);
 }

@@ -26,7 +26,7 @@ use crate::status::{Code, Status};
 /// provider that could be used; RDMA_UNIMPLEMENTED: the required provider is
 /// not part of this build; RDMA_FAILED_PRECONDITION: no secret for an address to listen on beyond loopback;
 /// a secret named by the environment, which is not read in a program that has other rights than who runs it,
-/// and none in the options; options.pool destroyed or in a forked child; RDMA_INTERNAL.
+/// and none in the options; options.pool destroyed or in a forked child; forked beside managers (see "Forks"); RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn rdma_mgr_create(
     options: *const rdma_mgr_options_t,
@@ -34,6 +34,7 @@ pub unsafe extern "C-unwind" fn rdma_mgr_create(
 ) -> rdma_code_t {
     guard("rdma_mgr_create", || {
         not_null("out", out)?;
+        handle::refuse_beside()?;
         // SAFETY: the caller's options, as the header demands.
         let mut config = unsafe { options::config(options) }?;
         let var = |name: &str| Some(environment::variable(name)?.to_string_lossy().into_owned());
@@ -96,7 +97,8 @@ pub unsafe extern "C-unwind" fn rdma_mgr_create(
 /// of operations: memory whose end was not told is not the library's any more when this has returned.
 ///
 /// Threads: any, at any time of the process's life, also in static and thread-local destructors,
-/// but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
+/// but not inside a callback, nor where a thread of `mgr` itself logs. Where a shared object is loaded or unloaded (dlopen, dlclose), threads
+/// do not begin: a progress thread that has not by then ends by itself later, and this returns half a second later. `mgr` NULL is an error.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
 /// inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a defect; the manager is dead and

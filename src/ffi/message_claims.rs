@@ -89,7 +89,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_imrecv(
 /// Takes a message operation back, unless that is too late, as in MPI: a receive that has met its
 /// message, and a send whose message a receive has met, go on and end as if nothing had been asked, so
 /// that no message is lost. Otherwise it ends with RDMA_CANCELLED, and nothing was written; or, where the
-/// peer knows of it and does not say in time whether a receive has met it, with RDMA_UNAVAILABLE. The end is
+/// peer knows of it and does not say in time whether a receive has met it, with RDMA_UNAVAILABLE: within
+/// some seconds, and then the connection ends, and with it all that is under way on it. The end is
 /// told as usual. What must end in any case has a deadline: a receive that it ends in the middle of its
 /// message may have been written in part, and that message is gone.
 ///

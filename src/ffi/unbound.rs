@@ -289,7 +289,7 @@ pub unsafe extern "C-unwind" fn rdma_unbound_abort_wait_recv(
 /// this returns, its memory is the application's. Who waits for the buffer gets RDMA_NOT_FOUND.
 ///
 /// Threads: any, but not inside a callback. Drives progress while it waits: where a peer is slow, for up to
-/// 4 seconds, then the connection to it ends.
+/// 4 seconds, or 8 while content is on its way to it; then the connection to it ends.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
 /// RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.

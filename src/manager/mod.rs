@@ -10,7 +10,6 @@ use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -24,6 +23,7 @@ use crate::limits;
 use crate::log;
 use crate::memory::pool::Pool;
 use crate::observe::{Stats, Trace};
+use crate::os::OwnThread;
 use crate::status::{Code, Reason, Status};
 use crate::thread::Thread;
 
@@ -116,7 +116,7 @@ pub struct Manager {
     copy_max: usize,
     /// The same of the beginning of longer messages, where it may go with their offers.
     first_max: usize,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<OwnThread>>,
     config: Config,
     me: Weak<Manager>,
     /// Of all managers of this process, those that are gone included: an address may be another's again.
@@ -217,11 +217,13 @@ impl Manager {
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         self.wake_all();
-        if let Some(thread) = self.thread.lock().take() {
-            let _ = thread.join();
+        if let Some(thread) = self.thread.lock().take()
+            && !thread.join()
+        {
+            self.core.lock().wheel().thread_ended();
         }
         self.end_standby();
-        // No thread of the library is left. Should the rest panic, a defect, then the manager is dead
+        // No thread of the library is left, but one that ends as soon as it begins. Should the rest panic, a defect, then the manager is dead
         // all the same: nothing turns it any more, and no callback can run.
         catch_unwind(AssertUnwindSafe(|| self.end_all())).map_err(|_| {
             Status::internal("caught a panic while the manager ended, a defect of the library")

@@ -15,7 +15,6 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -24,6 +23,7 @@ use super::Manager;
 use super::inside;
 use super::waiter::Waiter;
 use crate::log;
+use crate::os::OwnThread;
 
 /// A copy that runs so long keeps its thread: a stand-by thread takes the seat within twice this.
 const LOOK: Duration = Duration::from_millis(50);
@@ -82,7 +82,7 @@ impl Counts {
 
 #[derive(Default)]
 struct Threads {
-    handles: Vec<JoinHandle<()>>,
+    handles: Vec<OwnThread>,
     /// So many of them drive, or are kept by a copy themselves.
     driving: usize,
     /// One of them watches.
@@ -271,7 +271,7 @@ impl Manager {
             std::mem::take(&mut threads.handles)
         };
         for handle in handles {
-            let _ = handle.join();
+            handle.join();
         }
     }
 }

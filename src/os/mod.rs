@@ -5,6 +5,7 @@ pub mod epoll;
 mod eventfd;
 pub mod files;
 pub(crate) mod memory;
+mod own_thread;
 pub(crate) mod refused;
 #[cfg(test)]
 pub mod sandbox;
@@ -13,14 +14,14 @@ mod timerfd;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, fence};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use crate::thread::Thread;
 
 pub use epoll::Epoll;
 pub use eventfd::EventFd;
+pub use own_thread::OwnThread;
 pub use timerfd::TimerFd;
 
 /// The result of a system call that says -1 and `errno` where it fails.
@@ -225,7 +226,7 @@ pub fn has_ended(thread: libc::pid_t) -> bool {
 
 /// Starts a thread that takes no signal of the application: handlers run where the application expects them, and signals
 /// that all of its threads block, to read them from a signalfd, stay blocked.
-pub fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<OwnThread> {
     spawn_by(std::thread::Builder::new().name(name.to_owned()), f)
 }
 
@@ -234,20 +235,24 @@ pub fn spawn_small(
     name: &str,
     stack: usize,
     f: impl FnOnce() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
+) -> io::Result<OwnThread> {
     spawn_by(std::thread::Builder::new().name(name.to_owned()).stack_size(stack), f)
 }
 
 fn spawn_by(
     builder: std::thread::Builder,
     f: impl FnOnce() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
+) -> io::Result<OwnThread> {
+    let begun = Arc::new(AtomicBool::new(false));
+    let theirs = begun.clone();
     // A new thread has its creator's mask from its first instruction on.
     let _blocked = Blocked::new(&Signals::all_but(&FAULTS));
-    builder.spawn(|| {
+    let handle = builder.spawn(move || {
         Thread::is_started();
+        own_thread::begin(&theirs);
         f();
-    })
+    })?;
+    Ok(OwnThread::new(Box::new(own_thread::Parts { handle, begun })))
 }
 
 /// Runs `f`, whose writes to files and pipes fail with an error where the system would otherwise raise SIGXFSZ (a limit
@@ -305,7 +310,7 @@ mod tests {
         })
         .unwrap();
         let masks = receive.recv().unwrap();
-        thread.join().unwrap();
+        assert!(thread.join());
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGCHLD, libc::SIGUSR1, libc::SIGPROF] {
             assert!(masks.contains(&signal), "signal {signal} is not blocked");
         }

@@ -8,7 +8,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -16,6 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::stop::Stop;
 use super::{Kind, LeaseId, Until};
 use crate::log;
+use crate::os::OwnThread;
 use crate::status::{Code, Status};
 
 /// Shortest ttl: below it a loaded machine would lose leases.
@@ -42,7 +42,7 @@ struct Shared {
 /// A lease that is held. Its end ends it.
 pub struct Lease {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<OwnThread>>,
 }
 
 impl Shared {
@@ -140,7 +140,7 @@ impl Lease {
         let Some(thread) = self.thread.lock().take() else { return false };
         self.shared.stop.stop();
         self.shared.kind.nudge();
-        let _ = thread.join();
+        thread.join();
         true
     }
 }

@@ -25,10 +25,10 @@ mod waiters;
 use std::cell::Cell;
 use std::fmt::Display;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::limits::{STORE_KEY, STORE_VALUE};
+use crate::os::OwnThread;
 use crate::shown;
 use crate::status::{Code, Reason, Status};
 pub use kind::{Compared, Kind, LeaseId};
@@ -51,7 +51,7 @@ thread_local! {
 }
 
 /// Starts a thread of a store.
-fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<OwnThread> {
     crate::os::spawn(name, move || {
         OWN.set(true);
         f();

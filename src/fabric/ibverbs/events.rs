@@ -3,12 +3,11 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use rdma_sys::ibv_event_type as ev;
 
-use crate::os::EventFd;
+use crate::os::{EventFd, OwnThread};
 use crate::status::Status;
 
 use super::cq::set_nonblocking;
@@ -96,7 +95,7 @@ struct Shared {
 /// The thread and its queue.
 pub(super) struct Events {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
 }
 
 fn eventfd() -> Result<EventFd, Status> {
@@ -164,7 +163,7 @@ impl Drop for Events {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.quit.signal();
         if let Some(t) = self.thread.take() {
-            let _ = t.join();
+            t.join();
         }
     }
 }

@@ -83,7 +83,8 @@ pub fn push(fd: BorrowedFd<'_>) {
 }
 
 /// How often the oldest unacknowledged bytes were sent again since the last acknowledgement of
-/// anything. A closed window is no such case: the peer's system acknowledges the probes.
+/// anything, or, where nothing leaves this host, how often that was tried. A closed window is no such case: the peer's system acknowledges
+/// the probes.
 pub fn retransmits(fd: BorrowedFd<'_>) -> u8 {
     // SAFETY: an all-zero value is valid for this plain C structure.
     let mut info: libc::tcp_info = unsafe { zeroed() };
@@ -93,7 +94,7 @@ pub fn retransmits(fd: BorrowedFd<'_>) -> u8 {
         // SAFETY: `info` has room for `len` bytes; the kernel writes no more.
         unsafe { libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, out, &mut len) };
     // What the kernel did not write is zero; other sockets than TCP's have no such thing.
-    if rc == 0 { info.tcpi_retransmits } else { 0 }
+    if rc == 0 { info.tcpi_retransmits.max(info.tcpi_probes) } else { 0 }
 }
 
 fn get_int(fd: BorrowedFd<'_>, option: i32) -> io::Result<libc::c_int> {

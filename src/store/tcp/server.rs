@@ -10,13 +10,12 @@ mod turns;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use turns::Turns;
 
 use crate::local_fd::Local;
-use crate::os::{EventFd, above_standard};
+use crate::os::{EventFd, OwnThread, above_standard};
 use crate::status::{Code, Status};
 use crate::store::memory::Memory;
 use crate::store::stop::{self, Stop};
@@ -39,7 +38,7 @@ struct Shared {
 /// A TCP store that this process serves; dropping it ends the thread.
 pub struct Server {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
     bound: SocketAddr,
 }
 
@@ -117,7 +116,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stop.stop();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            thread.join();
         }
     }
 }
