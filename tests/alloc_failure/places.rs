@@ -206,6 +206,7 @@ pub const PLACES: &[Place] = &[
     place("observe/mod.rs", 2048, "counters of a peer", &["new", "peer"]),
     place("os/environment.rs", 4096, "a variable of the environment", &["variable"]),
     place("os/mod.rs", 256, "a new thread", &["spawn", "spawn_by", "spawn_small"]),
+    place("os/own_thread.rs", 4096, "what parking_lot keeps for all threads that wait", &["begin"]),
     place("room.rs", 256, "the text of an error of the system", &["said"]),
     place("status.rs", 64, "an error, but for its text", &["deref_mut", "new"]),
     place(
