@@ -3156,7 +3156,8 @@ rdma_code_t rdma_pair_address(rdma_mgr_t *mgr,
  * can be made and sent from at once, and rdma_pair_info tells. Both ends have to call it, in any order.
  * That whose manager's name is higher (by bytes) leaves it to the other to dial: for 20 ms, or half of
  * `timeout_ms` if that is less, unless something else wants the connection.
- * Again with the same address is the same wait.
+ * Again with the same address is the same wait. The other end's manager is known from then on, as by
+ * rdma_mgr_add_peer.
  *
  * Threads: any. Drives progress while it waits. `address` is copied; it is checked, and may come from
  * anywhere.
@@ -3271,7 +3272,8 @@ rdma_code_t rdma_buffer_create_recv(rdma_mgr_t *mgr,
  * the pair is broken; RDMA_INTERNAL.
  * The end is RDMA_OK: the content is in its place; RDMA_OUT_OF_RANGE; RDMA_DEADLINE_EXCEEDED: the other
  * end did not open the slot; RDMA_PERMISSION_DENIED: it destroyed its buffer meanwhile;
- * RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_INTERNAL; why the pair is broken:
+ * RDMA_FAILED_PRECONDITION: the memory at the one end or the other was unmapped or protected meanwhile (over shm), of
+ * which the other end hears nothing; RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_INTERNAL; why the pair is broken:
  * RDMA_UNAVAILABLE: the other end is gone, and perhaps has heard of the content before; RDMA_DATA_LOSS; and why it did
  * not connect, as rdma_pair_connect tells.
  */

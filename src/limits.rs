@@ -85,6 +85,8 @@ pub const SHM_CLOSING: usize = 64;
 pub const TCP_MESSAGES: usize = 1 << 20;
 /// Bytes of messages that wait at an endpoint of loopback.
 pub const LOOPBACK_INBOX: usize = 16 << 20;
+/// Bytes of messages that were read and whose memory an endpoint of loopback keeps for its next.
+pub const LOOPBACK_KEPT: usize = 64 << 10;
 
 /// Longest key of a store, with its prefixes, in bytes.
 pub const STORE_KEY: usize = 4096;
@@ -365,6 +367,12 @@ pub const LIMITS: &[Limit] = &[
         "posts wait",
     ),
     limit("loopback: messages at an endpoint", Bytes(LOOPBACK_INBOX), Follows, "posts wait"),
+    limit(
+        "loopback: memory of messages that were read, kept for the next",
+        Bytes(LOOPBACK_KEPT),
+        Follows,
+        "the rest is freed",
+    ),
     limit(
         "pool (proxies, results in the library's memory)",
         Follows,

@@ -371,3 +371,52 @@ fn a_peer_that_is_named_again_has_all_its_connections() {
     a.destroy().unwrap();
     b.destroy().unwrap();
 }
+
+/// Both ends of a TCP connection of this process, the accepted one at `port`.
+fn ends_of_a_connection_to(port: u16) -> [i32; 2] {
+    let name = |fd: i32, of: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut u32) -> i32| {
+        // SAFETY: zeros are an address; its size is said.
+        let (mut at, mut len) = (unsafe { std::mem::zeroed::<libc::sockaddr_in>() }, 16);
+        // SAFETY: room for so many bytes; a descriptor that is no socket is refused.
+        let code = unsafe { of(fd, (&raw mut at).cast(), &mut len) };
+        (code == 0 && at.sin_family == libc::AF_INET as u16).then(|| u16::from_be(at.sin_port))
+    };
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    let fds: Vec<i32> =
+        entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect();
+    let accepted = |fd: &i32| name(*fd, libc::getsockname) == Some(port);
+    let with_peer = |fd: i32| Some((fd, name(fd, libc::getpeername)?));
+    let (one, peer) = fds.iter().copied().filter(accepted).find_map(with_peer).unwrap();
+    let other = fds.iter().find(|&&fd| name(fd, libc::getsockname) == Some(peer)).unwrap();
+    [one, *other]
+}
+
+/// A connection on which nothing comes through, so that not even a sign of life is acknowledged, while others speak.
+#[test]
+fn a_silent_connection_does_not_keep_a_manager_that_ends() {
+    let named = |name| Manager::new(config(name, ProviderKind::Tcp, 4)).unwrap();
+    let (a, b) = (named("a"), named("b"));
+    let address = b.listen("127.0.0.1:0").unwrap();
+    a.add_peer("b", &address).unwrap();
+    transfer((&a, &b, "b"), 1, true);
+    until_connections(&b, "a", 4);
+    let port = address.rsplit(':').next().unwrap().parse().unwrap();
+    let nothing = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 };
+    let filter = libc::sock_fprog { len: 1, filter: (&raw const nothing).cast_mut() };
+    for fd in ends_of_a_connection_to(port) {
+        let len = size_of_val(&filter) as u32;
+        let at = (&raw const filter).cast();
+        // SAFETY: a program of one instruction, that lives until the call has copied it.
+        let code =
+            unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, at, len) };
+        assert_eq!(code, 0, "SO_ATTACH_FILTER: {}", std::io::Error::last_os_error());
+    }
+    // Until it is asked for a sign of life.
+    std::thread::sleep(Duration::from_millis(2500));
+    let begun = Instant::now();
+    b.destroy().unwrap();
+    let took = begun.elapsed();
+    assert!(took > Duration::from_millis(900), "nothing was silent: {took:?}");
+    assert!(took < Duration::from_secs(4), "{took:?}: the others' words were taken for this one's");
+    a.destroy().unwrap();
+}

@@ -128,3 +128,18 @@ fn r27_who_comes_back_late_is_told_that_the_peer_is_gone() {
         }
     }
 }
+
+/// Whoever is told that a manager could not be made learns of which setting.
+#[test]
+fn a_setting_that_fails_is_named() {
+    let refused = |change: fn(&mut Config)| {
+        let mut config = Config { name: "m".into(), allow_remote: true, ..Config::default() };
+        change(&mut config);
+        Manager::new(config).err().expect("refused").into_message()
+    };
+    // An address of the documentation's, which no host has.
+    let listen = refused(|config| config.listen = Some("192.0.2.1:1".into()));
+    assert!(listen.starts_with("RDMA_LISTEN: ") && listen.contains("192.0.2.1"), "{listen}");
+    let trace = refused(|config| config.trace = Some("/dev/null/trace.json".into()));
+    assert!(trace.starts_with("RDMA_TRACE: ") && trace.contains("/dev/null/trace.json"), "{trace}");
+}

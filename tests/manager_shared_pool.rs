@@ -9,6 +9,7 @@ use rdma_transport::counted::Counted;
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::Manager;
 use rdma_transport::memory::pool::Pool;
+use rdma_transport::status::Code;
 
 const LONG: Duration = Duration::from_secs(120);
 const MIB: usize = 1 << 20;
@@ -150,5 +151,26 @@ fn memory_that_was_given_back_and_used_again_has_its_new_content() {
         }
         froms.iter().for_each(|(_, from)| from.destroy().unwrap());
         to.destroy().unwrap();
+    }
+}
+
+/// Memory of a pool belongs to the manager from the first moment on, not from when it has looked at the pool: it cannot be registered besides.
+#[test]
+fn memory_of_a_pool_is_registered_already() {
+    let _alone = ALONE.lock().unwrap();
+    for kind in [ProviderKind::Loopback, ProviderKind::Tcp, ProviderKind::Shm] {
+        let pool = Counted::new(Pool::new(1 << 30), "a pool").unwrap();
+        let early = Block::new(&pool, 3 * MIB);
+        let m = manager("m", kind, Some(pool.clone()));
+        let late = Block::new(&pool, 70 * MIB);
+        let own = m.mem_alloc(MIB).unwrap();
+        for addr in [early.at as u64 + 4096, late.at as u64, own] {
+            // SAFETY: nothing is registered, as is asked for.
+            let refused = unsafe { m.mem_register(addr, 100_000, 0) }.unwrap_err();
+            assert_eq!(refused.code, Code::AlreadyExists, "{kind:?}: {refused}");
+        }
+        m.destroy().unwrap();
+        early.free();
+        late.free();
     }
 }

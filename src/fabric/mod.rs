@@ -332,6 +332,13 @@ pub trait Adapter: Send {
         true
     }
 
+    /// Whether of all that `has_delivered` has found waiting nothing has moved for so long. Adapters that never wait for who takes
+    /// nothing need not answer.
+    fn has_stalled(&self, time: std::time::Duration) -> bool {
+        let _ = time;
+        false
+    }
+
     /// The endpoint is about to be destroyed: what its peer finds closed from now on is closed for that
     /// reason. Called before regions that the peer uses are deregistered.
     fn hang_up(&mut self, ep: EpId) {

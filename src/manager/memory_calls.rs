@@ -12,6 +12,8 @@ impl Manager {
             let ops = core.engine.device_ops(device)?;
             let on = ops.as_deref().map(|ops| (device, ops));
             let w = &mut core.world;
+            // What lies in a pool is the manager's own already, whether or not it has been looked at.
+            w.see_pools();
             // SAFETY: the caller's promise.
             let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, on, false) }?;
             self.stats.own.registrations.add(1);

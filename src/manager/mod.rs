@@ -194,10 +194,10 @@ impl Manager {
     /// Begins to listen and to work.
     pub fn start(self: &Arc<Self>) -> Result<(), Status> {
         if let Some(path) = &self.config.trace {
-            self.trace_start(path)?;
+            self.trace_start(path).map_err(|status| of("RDMA_TRACE", status))?;
         }
         if let Some(address) = self.config.listen.clone() {
-            self.listen(&address)?;
+            self.listen(&address).map_err(|status| of("RDMA_LISTEN", status))?;
         }
         if self.config.progress == Progress::Thread {
             let own = self.clone();
@@ -238,7 +238,7 @@ impl Manager {
         loop {
             let events = self.turn();
             let mut core = self.core.lock();
-            let left = core.undelivered();
+            let left = core.undelivered(DELIVERY_STALL);
             let before = std::mem::replace(&mut taken, core.progress(left));
             drop(core);
             // No event tells of what a peer's system takes out of a socket.
@@ -248,7 +248,8 @@ impl Manager {
             if left == Undelivered::Nothing {
                 return;
             }
-            if moved.elapsed() > DELIVERY_STALL || begun.elapsed() > DELIVERY {
+            let over = moved.elapsed() > DELIVERY_STALL || begun.elapsed() > DELIVERY;
+            if over || left == Undelivered::Stuck {
                 let time = begun.elapsed().as_secs_f64();
                 return log::warn(format_args!(
                     "destroyed after {time:.1} s in which a peer has not taken all that was sent to it: the rest is lost, though its \
@@ -439,6 +440,12 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     let mut engine = Engine::new(&config.name, settings);
     engine.set_incarnation(&boot.identity().incarnation);
     Ok(Core::new(engine, world, boot, speaker))
+}
+
+/// Why a setting of the environment could not be followed.
+fn of(setting: &str, status: Status) -> Status {
+    let text = text!("{setting}: {}", status.message);
+    status.with_message(text)
 }
 
 /// Processors of this machine. Not those that this process may use: where each process is bound to one of its own,

@@ -1,5 +1,7 @@
 //! Whether what was sent has reached its receivers, for a manager that ends.
 
+use std::time::Duration;
+
 use super::core::Core;
 
 /// What of all that was sent has not been delivered.
@@ -8,23 +10,30 @@ pub enum Undelivered {
     Nothing,
     /// No more than what is offered to peers, which would have to receive it.
     Offers,
+    /// No more than what has stood still for so long that it is given up, whatever comes and goes on other connections.
+    Stuck,
     Something,
 }
 
 impl Core {
-    /// What of all that was sent would be lost if the connections ended.
-    pub fn undelivered(&mut self) -> Undelivered {
+    /// What of all that was sent would be lost if the connections ended. What has not moved for `stall` is stuck.
+    pub fn undelivered(&mut self, stall: Duration) -> Undelivered {
         // Each is asked, so that their acknowledgements come side by side.
-        let waiting = self
-            .world
-            .adapters
-            .iter_mut()
-            .flatten()
-            .filter_map(|a| (!a.has_delivered()).then_some(()));
+        let (mut waiting, mut stuck) = (0, 0);
+        for adapter in self.world.adapters.iter_mut().flatten() {
+            if !adapter.has_delivered() {
+                waiting += 1;
+                stuck += u32::from(adapter.has_stalled(stall));
+            }
+        }
         // Of a send in buffered mode nobody hears but that it has ended, which it did in its call.
-        match waiting.count() == 0 && !self.engine.has_pending() {
-            true if self.engine.message_buffered() == 0 => Undelivered::Nothing,
-            true if self.engine.message_buffered_is_offered() => Undelivered::Offers,
+        let buffered = self.engine.message_buffered();
+        match waiting == stuck && !self.engine.has_pending() {
+            true if buffered == 0 && waiting == 0 => Undelivered::Nothing,
+            true if buffered == 0 => Undelivered::Stuck,
+            true if waiting == 0 && self.engine.message_buffered_is_offered() => {
+                Undelivered::Offers
+            }
             _ => Undelivered::Something,
         }
     }

@@ -309,6 +309,12 @@ impl World {
         }
     }
 
+    /// Makes new segments of all pools known.
+    pub fn see_pools(&mut self) {
+        self.share_segments();
+        self.see_shared();
+    }
+
     /// The same of the pool that the application brought, before memory is used that may lie in it.
     #[inline]
     fn see_shared(&mut self) {

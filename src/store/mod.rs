@@ -9,6 +9,7 @@
 
 pub mod file;
 pub mod foreign;
+mod idle;
 mod kind;
 pub mod lease;
 pub mod memory;

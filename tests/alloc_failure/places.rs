@@ -112,8 +112,8 @@ pub const PLACES: &[Place] = &[
     place(
         "fabric/loopback/hub.rs",
         2048,
-        "an endpoint; a block of 31 items for another adapter",
-        &["add_end", "address", "new", "prefix", "push"],
+        "an endpoint, an adapter, and where they are found",
+        &["add_end", "address", "new", "prefix"],
     ),
     place("fabric/loopback/mod.rs", 64, "an endpoint", &["create"]),
     place("fabric/mod.rs", 2048, "an adapter", &["open"]),
@@ -161,8 +161,8 @@ pub const PLACES: &[Place] = &[
     ),
     place(
         "ffi/store.rs",
-        512,
-        "a store, but for what is in it",
+        1024,
+        "a store, but for what is in it; room for connections of a client that rest",
         &["rdma_store_file", "rdma_store_memory", "rdma_store_tcp", "rdma_store_tcp_serve"],
     ),
     place("log/speaker.rs", 512, "a manager's name", &["new"]),

@@ -2,23 +2,19 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crossbeam_queue::SegQueue;
 use parking_lot::{Mutex, RwLock};
 
+use super::mail::{Inbox, Reader};
+use crate::counted::Counted;
 use crate::fabric::regions::RegionTable;
 use crate::os::EventFd;
 use crate::status::{Code, Status};
 
 const MAGIC: &[u8] = b"rdma-loop\x01";
 const ADDRESS_LEN: usize = MAGIC.len() + 4 + 16 + 8 + 4 + 8;
-
-/// Above the bytes of all that may wait at one endpoint.
-const ONE: u64 = 1 << 40;
-/// Bytes of messages that may wait at one endpoint.
-const INBOX_BYTES: usize = crate::limits::LOOPBACK_INBOX;
 
 /// One endpoint as its peer sees it.
 pub struct End {
@@ -31,29 +27,11 @@ pub struct End {
     /// Destroyed. Set before the write lock of the hub's regions was taken once, so that who holds
     /// the read lock and finds it open may use the regions.
     pub closed: AtomicBool,
-    /// Messages and notices on their way to it: their number times [`ONE`], and their bytes.
-    queued: AtomicU64,
     /// Counts pieces of content that its peer has copied to or from it.
     pub pieces: AtomicUsize,
 }
 
 impl End {
-    /// Takes a place in its queue for `bytes`; false if there is none.
-    pub fn reserve(&self, bytes: usize, depth: usize) -> bool {
-        let was = self.queued.fetch_add(ONE + bytes as u64, Ordering::Relaxed);
-        let (n, b) = ((was / ONE) as usize, (was % ONE) as usize);
-        let ok = n < depth && (b == 0 || b + bytes <= INBOX_BYTES);
-        if !ok {
-            self.release(bytes);
-        }
-        ok
-    }
-
-    /// Gives the place back.
-    pub fn release(&self, bytes: usize) {
-        self.queued.fetch_sub(ONE + bytes as u64, Ordering::Relaxed);
-    }
-
     /// What the peer needs to find this endpoint.
     pub fn address(&self) -> Vec<u8> {
         let mut a = prefix();
@@ -65,6 +43,7 @@ impl End {
 }
 
 /// Something for an endpoint of a hub.
+#[derive(Default)]
 pub struct Item {
     /// Number of the endpoint.
     pub to: u32,
@@ -72,18 +51,36 @@ pub struct Item {
     pub from: u64,
     /// What it is.
     pub what: What,
+    /// Of a message.
+    pub bytes: Vec<u8>,
 }
 
 /// Kinds of items.
+#[derive(Default)]
 pub enum What {
+    /// No item.
+    #[default]
+    Nothing,
     /// The sender has connected to the endpoint with this token.
     Hello(Arc<End>, u64),
     /// A message.
-    Message(Box<[u8]>),
+    Message,
     /// A WRITE WITH IMMEDIATE is in place.
     Written(u32),
     /// The sender is gone.
     Bye,
+}
+
+impl Item {
+    /// The sender of a Hello hears that there is nobody.
+    pub fn refuse(&mut self) {
+        if let What::Hello(from, token) = std::mem::take(&mut self.what) {
+            // Without memory for it, who waits does so until its time is over.
+            let bye = Item { to: from.id, from: token, what: What::Bye, bytes: Vec::new() };
+            from.hub.inbox.send_one(bye);
+            from.hub.wake();
+        }
+    }
 }
 
 /// One adapter as the others see it.
@@ -92,7 +89,7 @@ pub struct Hub {
     /// Its regions. Who copies from or to them holds the read lock.
     pub regions: RwLock<RegionTable>,
     /// What the others have for it.
-    pub inbox: SegQueue<Item>,
+    pub inbox: Counted<Inbox<Item>>,
     ends: Mutex<HashMap<u32, Arc<End>>>,
     armed: AtomicBool,
     event: EventFd,
@@ -124,21 +121,23 @@ fn registry() -> &'static Mutex<HashMap<u64, Arc<Hub>>> {
 }
 
 impl Hub {
-    /// A hub, known to the process.
-    pub fn new() -> Result<Arc<Hub>, Status> {
+    /// A hub, known to the process, and the one who reads what it gets.
+    pub fn new() -> Result<(Arc<Hub>, Reader<Item>), Status> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         nonce()?;
         let event = EventFd::new().map_err(|e| Status::os("eventfd", &e))?;
+        let reader = Reader::new()
+            .ok_or_else(|| crate::room::none(size_of::<Item>(), "a loopback adapter"))?;
         let hub = Arc::new(Hub {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             regions: RwLock::new(RegionTable::new()),
-            inbox: SegQueue::new(),
+            inbox: reader.inbox().clone(),
             ends: Mutex::default(),
             armed: AtomicBool::new(false),
             event,
         });
         registry().lock().insert(hub.id, hub.clone());
-        Ok(hub)
+        Ok((hub, reader))
     }
 
     /// Makes an endpoint known.
@@ -148,7 +147,6 @@ impl Hub {
             id,
             token: getrandom::u64().map_err(Status::random)?,
             closed: AtomicBool::new(false),
-            queued: AtomicU64::new(0),
             pieces: AtomicUsize::new(0),
         });
         self.ends.lock().insert(id, end.clone());
@@ -163,31 +161,24 @@ impl Hub {
         drop(self.regions.write());
     }
 
-    /// Removes the hub from the process and answers those who still want to connect.
+    /// Removes the hub from the process: nobody finds its endpoints any more.
     pub fn retire(&self) {
         registry().lock().remove(&self.id);
-        while let Some(item) = self.inbox.pop() {
-            if let What::Hello(from, token) = item.what {
-                from.hub.push(Item { to: from.id, from: token, what: What::Bye });
-            }
-        }
     }
 
-    /// Puts an item into the inbox and wakes the adapter if it sleeps.
-    pub fn push(&self, item: Item) {
-        self.inbox.push(item);
-        // Pairs with `arm`: either this sees that it is armed, or it sees the item.
-        fence(Ordering::SeqCst);
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
+    /// Wakes the adapter if it sleeps, after something was put into the inbox.
+    #[inline]
+    pub fn wake(&self) {
+        // SeqCst, as in `arm`: either this sees that it is armed, or that sees what is in the inbox.
+        if self.armed.load(Ordering::SeqCst) && self.armed.swap(false, Ordering::Relaxed) {
             self.event.signal();
         }
     }
 
-    /// From now on `push` wakes; false if there is something in the inbox.
-    pub fn arm(&self) -> bool {
-        self.armed.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        self.inbox.is_empty()
+    /// From now on `wake` wakes; false if there is something in the inbox.
+    pub fn arm(&self, reader: &Reader<Item>) -> bool {
+        self.armed.store(true, Ordering::SeqCst);
+        reader.is_empty()
     }
 
     /// Ends `arm`.

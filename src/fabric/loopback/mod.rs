@@ -6,8 +6,18 @@
 
 mod endpoint;
 mod hub;
+mod mail;
+#[cfg(test)]
+mod mail_model;
+#[cfg(test)]
+mod mail_tests;
+mod out;
 mod serve;
 mod transfer;
+
+mod atomic {
+    pub(super) use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+}
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{OwnedFd, RawFd};
@@ -16,9 +26,13 @@ use std::sync::atomic::Ordering;
 
 use self::endpoint::{Endpoint, Op, gone};
 use self::hub::{End, Hub, Item, What};
+use self::mail::{Read, Reader};
+use self::out::Out;
 use self::transfer::Rdma;
 use super::moves::{Move, Moved};
-use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote};
+use super::{
+    Access, Adapter, Caps, EpId, Event, Mem, Mr, One, PostError, ProviderKind, Remote, View,
+};
 use crate::config::Config;
 use crate::local_fd::Local;
 use crate::room::Grows;
@@ -42,6 +56,8 @@ pub struct LoopbackAdapter {
     depth: usize,
     next_ep: u32,
     hub: Arc<Hub>,
+    /// What the others have for this.
+    reader: Reader<Item>,
     eps: HashMap<u32, Endpoint, foldhash::fast::RandomState>,
     /// Endpoints with operations that are not finished.
     busy: VecDeque<u32>,
@@ -52,9 +68,7 @@ pub struct LoopbackAdapter {
     /// Operations that were posted and not reported: each finds room in `ready`.
     posted: usize,
     /// An item of the hub that its endpoint has no memory for yet.
-    stuck: Option<Item>,
-    /// Messages with views on them.
-    held: Vec<Box<[u8]>>,
+    stuck: Option<Read<Item>>,
     armed: bool,
     /// Copies are left to the driver.
     left: bool,
@@ -67,6 +81,7 @@ impl LoopbackAdapter {
     /// Opens an adapter.
     pub fn open(config: &Config) -> Result<LoopbackAdapter, Status> {
         let depth = config.queue_depth.clamp(1, 4096);
+        let (hub, reader) = Hub::new()?;
         Ok(LoopbackAdapter {
             caps: Caps {
                 provider: ProviderKind::Loopback,
@@ -82,14 +97,14 @@ impl LoopbackAdapter {
             },
             depth: depth as usize,
             next_ep: 1,
-            hub: Hub::new()?,
+            hub,
+            reader,
             eps: HashMap::default(),
             busy: VecDeque::new(),
             served: VecDeque::new(),
             ready: VecDeque::new(),
             posted: 0,
             stuck: None,
-            held: Vec::new(),
             armed: false,
             left: false,
             wanted: VecDeque::new(),
@@ -104,13 +119,19 @@ impl LoopbackAdapter {
     /// A connected endpoint, to post on.
     fn posting(&mut self, ep: EpId) -> Result<&mut Endpoint, PostError> {
         let e = self.eps.get_mut(&ep.0).ok_or_else(|| PostError::Failed(Self::unknown(ep)))?;
-        match e.up && e.remote.as_ref().is_some_and(|r| !r.closed.load(Ordering::Relaxed)) {
+        match e.up && e.out.as_ref().is_some_and(|o| !o.end.closed.load(Ordering::Relaxed)) {
             true => Ok(e),
             false => Err(PostError::Failed(e.not_up())),
         }
     }
 
-    fn rdma(&mut self, ep: EpId, local: Mem, mut op: Rdma) -> Result<(), PostError> {
+    fn rdma(
+        &mut self,
+        ep: EpId,
+        local: Mem,
+        mut op: Rdma,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
         let (depth, left) = (self.depth, self.left);
         op.id = self.next_op;
         self.next_op += 1;
@@ -133,9 +154,11 @@ impl LoopbackAdapter {
         if !e.ops.fits(1) {
             return Err(PostError::Failed(crate::room::none(size_of::<Op>(), "a transfer")));
         }
-        let reserves = || e.remote.as_ref().is_some_and(|remote| remote.reserve(0, depth));
-        if e.under_way >= depth || (op.imm.is_some() && !reserves()) {
+        if e.under_way >= depth {
             return Err(PostError::QueueFull);
+        }
+        if let (Some(imm), Some(out)) = (imm, &mut e.out) {
+            op.notice = Some(out.letter(What::Written(imm), 0, depth)?);
         }
         e.under_way += 1;
         let at_once = e.ops.is_empty() && op.len <= AT_ONCE;
@@ -164,7 +187,7 @@ impl LoopbackAdapter {
     /// The next piece of an endpoint.
     fn next_piece(&mut self, id: u32) -> Option<Move> {
         let e = self.eps.get_mut(&id)?;
-        let remote = e.remote.clone()?;
+        let remote = e.out.as_ref()?.end.clone();
         while e.moving.is_none() {
             let Some(Op::Rdma(r)) = e.ops.front_mut() else { return None };
             // Only what needs no copy: the rest is a move.
@@ -219,7 +242,7 @@ impl Adapter for LoopbackAdapter {
         let e = Endpoint {
             peer: peer.to_owned(),
             me: self.hub.add_end(id)?,
-            remote: None,
+            out: None,
             hellos: Vec::new(),
             up: false,
             down: false,
@@ -244,22 +267,26 @@ impl Adapter for LoopbackAdapter {
         _sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         let e = self.eps.get_mut(&ep.0).ok_or_else(|| Self::unknown(ep))?;
-        if e.remote.is_some() || e.down {
+        if e.out.is_some() || e.down {
             return Err(Status::new(
                 Code::FailedPrecondition,
                 text!("the loopback endpoint to peer '{}' was connected before", e.peer),
             ));
         }
         let end = hub::find(remote, &e.peer)?;
-        e.tell(&end, What::Hello(e.me.clone(), end.token));
+        let token = end.token;
+        let lacks = || crate::room::none(size_of::<Item>(), "an endpoint");
+        let mut out = Out::new(end.clone(), e.me.token).ok_or_else(lacks)?;
+        let hello = out.letter(What::Hello(e.me.clone(), token), 0, self.depth);
+        out.send(hello.map_err(|_| lacks())?);
         if end.closed.load(Ordering::SeqCst) {
             return Err(gone(&e.peer));
         }
-        if e.hellos.contains(&end.token) {
+        if e.hellos.contains(&token) {
             e.up = true;
             self.ready.push_back(Event::Connected(ep));
         }
-        e.remote = Some(end);
+        e.out = Some(out);
         Ok(())
     }
 
@@ -273,21 +300,19 @@ impl Adapter for LoopbackAdapter {
                 e.peer
             ))));
         }
-        let bytes = crate::room::concat(parts, "a message").map_err(PostError::Failed)?;
         if !e.ops.fits(1) {
             return Err(PostError::Failed(crate::room::none(size_of::<Op>(), "a message")));
         }
-        match &e.remote {
-            Some(remote) if remote.reserve(len, depth) => {
-                if e.ops.is_empty() {
-                    e.tell(remote, What::Message(bytes));
-                } else {
-                    e.ops.push_back(Op::Send(bytes));
-                }
-                Ok(())
-            }
-            _ => Err(PostError::QueueFull),
+        let Some(out) = &mut e.out else { return Err(PostError::QueueFull) };
+        let mut message = out.letter(What::Message, len, depth)?;
+        for part in parts {
+            message.bytes.extend_from_slice(part);
         }
+        match e.ops.is_empty() {
+            true => out.send(message),
+            false => e.ops.push_back(Op::Send(message)),
+        }
+        Ok(())
     }
 
     fn write(
@@ -299,19 +324,19 @@ impl Adapter for LoopbackAdapter {
         imm: Option<u32>,
     ) -> Result<(), PostError> {
         let (addr, len) = (local.addr(), local.len());
-        self.rdma(ep, local, Rdma::new(false, wr, addr, len, remote, imm))
+        self.rdma(ep, local, Rdma::new(false, wr, addr, len, remote), imm)
     }
 
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         let (addr, len) = (local.addr(), local.len());
-        self.rdma(ep, local, Rdma::new(true, wr, addr, len, remote, None))
+        self.rdma(ep, local, Rdma::new(true, wr, addr, len, remote), None)
     }
 
     fn progress_mark(&self, ep: EpId) -> u64 {
         // What the peer copies, and what this side does.
         let Some(e) = self.eps.get(&ep.0) else { return 0 };
         let pieces = |end: &End| end.pieces.load(Ordering::Relaxed) as u64;
-        pieces(&e.me).wrapping_add(e.remote.as_deref().map_or(0, pieces))
+        pieces(&e.me).wrapping_add(e.out.as_ref().map_or(0, |out| pieces(&out.end)))
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
@@ -319,7 +344,7 @@ impl Adapter for LoopbackAdapter {
             self.armed = false;
             self.hub.disarm();
         }
-        self.held.clear();
+        self.reader.clear();
         let mut budget = if self.left { 0 } else { POLL_BYTES };
         for _ in 0..self.busy.len() {
             let Some(id) = self.busy.pop_front() else { break };
@@ -331,17 +356,38 @@ impl Adapter for LoopbackAdapter {
             }
         }
         self.report(events);
-        if self.stuck.is_some() || !self.served.is_empty() || !self.hub.inbox.is_empty() {
+        if self.stuck.is_some() || !self.served.is_empty() || !self.reader.is_empty() {
             self.serve(events);
             self.report(events);
         }
         self.has_moves()
     }
 
+    fn poll_one(&mut self) -> One {
+        let idle = self.busy.is_empty()
+            && self.ready.is_empty()
+            && self.served.is_empty()
+            && self.wanted.is_empty()
+            && self.stuck.is_none();
+        if self.armed || !idle {
+            return One::Other;
+        }
+        self.reader.clear();
+        match self.take_message() {
+            Some((ep, bytes)) => One::Message(ep, bytes),
+            None if self.stuck.is_some() => One::Other,
+            None => One::Nothing,
+        }
+    }
+
+    fn poll_next(&mut self) -> Option<(EpId, View)> {
+        if self.stuck.is_none() { self.take_message() } else { None }
+    }
+
     fn arm(&mut self) -> bool {
         self.armed = true;
         let moving = |id| self.eps.get(id).is_some_and(|e: &Endpoint| e.moving.is_some());
-        self.hub.arm()
+        self.hub.arm(&self.reader)
             && self.ready.is_empty()
             && self.served.is_empty()
             && self.stuck.is_none()
@@ -373,7 +419,7 @@ impl Adapter for LoopbackAdapter {
         let moving = e.moving.take();
         if let Some(Op::Rdma(r)) = e.ops.front_mut()
             && Some(r.id) == moving
-            && let Some(remote) = &e.remote
+            && let Some(Out { end: remote, .. }) = &e.out
         {
             match r.allowed(remote, &e.peer).map(drop) {
                 Ok(()) => r.done += done.result.unwrap_or(0) as u64,
@@ -404,16 +450,14 @@ impl Adapter for LoopbackAdapter {
     }
 
     fn destroy(&mut self, ep: EpId) {
-        let Some(e) = self.eps.remove(&ep.0) else { return };
+        let Some(mut e) = self.eps.remove(&ep.0) else { return };
         self.hub.close_end(&e.me);
         self.posted = self.posted.saturating_sub(e.under_way);
-        if let Some(remote) = &e.remote {
-            e.tell(remote, What::Bye);
-        }
-        for item in e.inbox {
-            if let What::Hello(from, token) = item.what {
-                from.hub.push(Item { to: from.id, from: token, what: What::Bye });
-            }
+        // Which tells the peer.
+        drop(e.out.take());
+        for mut item in e.inbox.drain(..) {
+            self.reader.value(&mut item).refuse();
+            self.reader.done(item);
         }
         self.busy.retain(|&x| x != ep.0);
         self.served.retain(|&x| x != ep.0);
@@ -431,5 +475,9 @@ impl Drop for LoopbackAdapter {
             self.destroy(EpId(id));
         }
         self.hub.retire();
+        while let Some(mut item) = self.stuck.take().or_else(|| self.reader.next()) {
+            self.reader.value(&mut item).refuse();
+            self.reader.done(item);
+        }
     }
 }

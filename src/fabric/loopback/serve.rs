@@ -3,6 +3,7 @@
 use super::LoopbackAdapter;
 use super::endpoint::{Op, gone};
 use super::hub::{Item, What};
+use super::mail::Read;
 use crate::fabric::{EpId, Event, View};
 use crate::limits::POLL_EVENTS;
 use crate::room::Grows;
@@ -11,63 +12,77 @@ use crate::room::Grows;
 const POLL_ITEMS: usize = 1 << 16;
 
 impl LoopbackAdapter {
-    fn take(&mut self, item: Item, events: &mut Vec<Event>) {
-        let ep = EpId(item.to);
-        let Some(e) = self.eps.get_mut(&item.to) else {
-            if let What::Hello(from, token) = item.what {
-                from.hub.push(Item { to: from.id, from: token, what: What::Bye });
-            }
-            return;
-        };
-        let known = e.remote.as_ref().is_some_and(|r| r.token == item.from);
-        match item.what {
-            What::Hello(..) => {
-                e.hellos.push(item.from);
-                if known && !e.up {
-                    e.up = true;
-                    events.push(Event::Connected(ep));
-                }
-            }
-            What::Message(bytes) => {
-                e.me.release(bytes.len());
-                if known && e.up {
-                    // SAFETY: `held` keeps the bytes until the next poll.
-                    let view = unsafe { View::new(bytes.as_ptr(), bytes.len()) };
-                    self.held.push(bytes);
-                    events.push(Event::Message { ep, bytes: view });
-                }
-            }
-            What::Written(imm) => {
-                e.me.release(0);
-                if known && e.up {
-                    events.push(Event::Written { ep, imm });
-                }
-            }
-            What::Bye if known => {
-                (e.up, e.down) = (false, true);
-                e.remote = None;
-                let status = gone(&e.peer);
-                for op in e.ops.drain(..) {
-                    if let Op::Rdma(r) = op {
-                        let result = Err(status.clone());
-                        self.ready.push_back(Event::Done { ep, wr: r.wr, result });
+    /// The next item, if it is a message for an endpoint that has nothing before it; else it waits for `serve`. The bytes are good
+    /// until the reader is cleared.
+    #[inline]
+    pub(super) fn take_message(&mut self) -> Option<(EpId, View)> {
+        let mut read = self.reader.next()?;
+        let item = self.reader.value(&mut read);
+        let (to, from, what) = (item.to, item.from, &item.what);
+        if matches!(what, What::Message)
+            && let Some(e) = self.eps.get(&to)
+            && e.inbox.is_empty()
+            && e.hears(from)
+        {
+            // SAFETY: the letter stays as it is until the next poll.
+            let view = unsafe { View::new(item.bytes.as_ptr(), item.bytes.len()) };
+            self.reader.done(read);
+            return Some((EpId(to), view));
+        }
+        self.stuck = Some(read);
+        None
+    }
+
+    fn take(&mut self, mut read: Read<Item>, events: &mut Vec<Event>) {
+        let item = self.reader.value(&mut read);
+        let (ep, from) = (EpId(item.to), item.from);
+        match self.eps.get_mut(&item.to) {
+            None => item.refuse(),
+            Some(e) => match item.what {
+                What::Nothing => {}
+                What::Hello(..) => {
+                    item.what = What::Nothing;
+                    e.hellos.push(from);
+                    if e.is_with(from) && !e.up {
+                        e.up = true;
+                        events.push(Event::Connected(ep));
                     }
                 }
-                self.busy.retain(|&x| x != ep.0);
-                // Behind what is ready: completions come before the end.
-                self.ready.push_back(Event::Down { ep, status });
-            }
-            What::Bye => {}
+                What::Message if e.hears(from) => {
+                    // SAFETY: the letter stays as it is until the next poll.
+                    let view = unsafe { View::new(item.bytes.as_ptr(), item.bytes.len()) };
+                    events.push(Event::Message { ep, bytes: view });
+                }
+                What::Written(imm) if e.hears(from) => events.push(Event::Written { ep, imm }),
+                What::Bye if e.is_with(from) => self.part(ep),
+                What::Message | What::Written(_) | What::Bye => {}
+            },
         }
+        self.reader.done(read);
+    }
+
+    /// The peer of an endpoint is gone.
+    fn part(&mut self, ep: EpId) {
+        let Some(e) = self.eps.get_mut(&ep.0) else { return };
+        (e.up, e.down) = (false, true);
+        e.out = None;
+        let status = gone(&e.peer);
+        for op in e.ops.drain(..) {
+            if let Op::Rdma(r) = op {
+                let result = Err(status.clone());
+                self.ready.push_back(Event::Done { ep, wr: r.wr, result });
+            }
+        }
+        self.busy.retain(|&x| x != ep.0);
+        // Behind what is ready: completions come before the end.
+        self.ready.push_back(Event::Down { ep, status });
     }
 
     /// Gives the items to their endpoints, and takes some of each.
     pub(super) fn serve(&mut self, events: &mut Vec<Event>) {
         for _ in 0..POLL_ITEMS {
-            // To ask whether it is empty is cheaper than to find it so.
-            let next = || if self.hub.inbox.is_empty() { None } else { self.hub.inbox.pop() };
-            let Some(item) = self.stuck.take().or_else(next) else { break };
-            let to = item.to;
+            let Some(mut item) = self.stuck.take().or_else(|| self.reader.next()) else { break };
+            let to = self.reader.value(&mut item).to;
             match self.eps.get_mut(&to) {
                 Some(e) => {
                     if !e.inbox.fits(1) {
@@ -88,8 +103,7 @@ impl LoopbackAdapter {
             for _ in 0..POLL_EVENTS {
                 let Some(e) = self.eps.get_mut(&id) else { break };
                 // What an item may add to. Without memory it waits.
-                let room = events.fits(ends) && self.held.fits(1) && e.hellos.fits(1);
-                if !room {
+                if !(events.fits(ends) && e.hellos.fits(1)) {
                     break;
                 }
                 let Some(item) = e.inbox.pop_front() else { break };

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use parking_lot::RwLockReadGuard;
 
 use super::endpoint::gone;
-use super::hub::End;
+use super::hub::{End, Item};
+use super::mail::Own;
 use crate::bulk::Way;
 use crate::fabric::moves::{MOVE_MAX, Move};
 use crate::fabric::regions::{Refusal, RegionTable};
@@ -23,7 +24,8 @@ pub(super) struct Rdma {
     pub(super) len: u64,
     pub(super) done: u64,
     remote: Remote,
-    pub(super) imm: Option<u32>,
+    /// Says at the target that it is in place, if it is to.
+    pub(super) notice: Option<Own<Item>>,
     /// Tells it from all others of the adapter.
     pub(super) id: u64,
     /// A piece could not be moved.
@@ -31,15 +33,8 @@ pub(super) struct Rdma {
 }
 
 impl Rdma {
-    pub(super) fn new(
-        read: bool,
-        wr: u64,
-        local: u64,
-        len: u64,
-        remote: Remote,
-        imm: Option<u32>,
-    ) -> Rdma {
-        Rdma { read, wr, local, len, done: 0, remote, imm, id: 0, failed: None }
+    pub(super) fn new(read: bool, wr: u64, local: u64, len: u64, remote: Remote) -> Rdma {
+        Rdma { read, wr, local, len, done: 0, remote, notice: None, id: 0, failed: None }
     }
 
     /// Copies as far as `budget` lasts; true when done.

@@ -5,6 +5,7 @@ mod serve;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::burst::Polled;
 use super::endpoint::{Buffer, Endpoint, LIVELY, Shared};
@@ -413,6 +414,10 @@ impl Adapter for TcpAdapter {
     fn has_delivered(&mut self) -> bool {
         // Each is asked, so that what was taken since the last time shows as progress of its peer.
         self.eps.values_mut().fold(true, |all, e| e.has_delivered() & all)
+    }
+
+    fn has_stalled(&self, time: Duration) -> bool {
+        self.eps.values().all(|e| e.has_stalled(time))
     }
 
     fn destroy(&mut self, ep: EpId) {

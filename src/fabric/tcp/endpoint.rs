@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::burst::{Burst, Polled};
 use super::left::{Dir, Moves};
@@ -98,6 +99,8 @@ pub struct Endpoint {
     few: u64,
     /// Bytes that the peer's system had not taken when it was last asked.
     owed: u64,
+    /// Since when it has been owed, and nothing of it taken, as far as somebody asks.
+    waits_since: Option<Instant>,
     /// Copies of its content that are left to others.
     pub moves: Moves,
 }
@@ -161,6 +164,7 @@ impl Endpoint {
             moved: 0,
             few: 0,
             owed: 0,
+            waits_since: None,
             moves: Moves::default(),
         }
     }
@@ -343,8 +347,20 @@ impl Endpoint {
     pub fn has_delivered(&mut self) -> bool {
         let Some(sock) = self.sock.as_ref().filter(|_| self.broken.is_none()) else { return true };
         let before = std::mem::replace(&mut self.owed, sock::unacknowledged(sock.as_fd()));
-        self.moved = self.moved.wrapping_add(before.saturating_sub(self.owed));
-        self.owed == 0 && (self.stream.tx.is_idle() || self.stream.tx.only_ack())
+        let taken = before.saturating_sub(self.owed);
+        self.moved = self.moved.wrapping_add(taken);
+        let delivered = self.owed == 0 && (self.stream.tx.is_idle() || self.stream.tx.only_ack());
+        self.waits_since = match delivered {
+            true => None,
+            false if taken == 0 => self.waits_since.or_else(|| Some(Instant::now())),
+            false => Some(Instant::now()),
+        };
+        delivered
+    }
+
+    /// Whether what `has_delivered` has found waiting, if anything, has waited for so long, and the peer's system took none of it.
+    pub fn has_stalled(&self, time: Duration) -> bool {
+        self.waits_since.is_none_or(|since| since.elapsed() > time)
     }
 
     /// Somebody may sleep, and not poll before something tells: of what waits for the socket that does.

@@ -342,6 +342,10 @@ impl Adapter for Disturbed {
         self.inner.has_delivered()
     }
 
+    fn has_stalled(&self, time: std::time::Duration) -> bool {
+        self.inner.has_stalled(time)
+    }
+
     fn hang_up(&mut self, ep: EpId) {
         self.inner.hang_up(ep);
     }

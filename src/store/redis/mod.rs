@@ -13,6 +13,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::{Cmd, Value};
 
+use super::idle::Idle;
 use super::lease::LeasedKeys;
 use super::names::Names;
 use super::socket::ClientSocket;
@@ -27,8 +28,6 @@ use connection::{Connection, judge};
 const OWNER: &[u8] = b"rdma-lease:";
 /// A try to connect takes no longer.
 const TRY: Duration = Duration::from_secs(5);
-/// Connections that wait to be used again.
-const IDLE: usize = 16;
 /// Keys of one script.
 const BATCH: usize = 256;
 
@@ -92,7 +91,7 @@ pub struct RedisStore {
     name: String,
     at: At,
     password: Option<Vec<u8>>,
-    idle: Mutex<Vec<Connection>>,
+    idle: Idle<Connection>,
     held: LeasedKeys,
     ttls: Mutex<std::collections::HashMap<LeaseId, u64>>,
 }
@@ -128,7 +127,7 @@ impl RedisStore {
             })?),
         };
         let password = password.map(|p| crate::room::copy(p, "a password")).transpose()?;
-        let (idle, held, ttls) = Default::default();
+        let (idle, (held, ttls)) = (Idle::new(), Default::default());
         Ok(RedisStore { name, at, password, idle, held, ttls })
     }
 
@@ -169,22 +168,12 @@ impl RedisStore {
         }
     }
 
-    /// A connection that has rested, and not ended since.
-    fn rested(&self) -> Option<Connection> {
-        loop {
-            let rested = self.idle.lock().pop()?;
-            if rested.rests() {
-                return Some(rested);
-            }
-        }
-    }
-
     /// Runs a command until it is answered.
     fn query(&self, command: &Cmd, effect: Effect, until: Until<'_>) -> Result<Value, Status> {
         patiently(&self.name, until, || {
             until.stop.check()?;
             // A connection that has rested may have ended unseen. To ask twice shows it, where that is not harmless.
-            let mut connection = match self.rested() {
+            let mut connection = match self.idle.take(Connection::rests) {
                 Some(connection) if effect != Effect::Once => connection,
                 Some(mut connection) => {
                     let ping = connection.ask(&redis::cmd("PING"), Effect::Look, until)?;
@@ -194,16 +183,9 @@ impl RedisStore {
                 None => self.connect(until)?,
             };
             let answer = connection.ask(command, effect, until)?;
-            self.keep(connection);
+            self.idle.keep(connection);
             answer.map_err(|e| judge(&e))
         })
-    }
-
-    fn keep(&self, connection: Connection) {
-        let mut idle = self.idle.lock();
-        if idle.len() < IDLE {
-            idle.push(connection);
-        }
     }
 
     fn script(&self, text: &str, keys: &[&[u8]], owners: bool) -> Result<Cmd, Status> {

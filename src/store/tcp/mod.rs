@@ -14,21 +14,17 @@ mod wire;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
+use super::idle::Idle;
 use super::names::Names;
 use super::socket::ClientSocket;
 use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
 use crate::bootstrap::auth::{Keys, TAG};
 use crate::limits::{STORE_CALL, STORE_REPLY};
-use crate::room::Grows;
 use crate::status::{Code, Status};
 use messages::{Reply, Request};
 pub use session::fuzz_store;
 use wire::{MAX_FIRST, MAX_MESSAGE, kind};
 
-/// Connections that rest.
-const IDLE: usize = 16;
 /// Bytes of what is no store that its error shows.
 const SHOWN: usize = 32;
 /// A try to connect, with the proof of the secret, takes no longer.
@@ -41,7 +37,7 @@ pub struct Client {
     name: String,
     names: Names,
     secret: Option<Vec<u8>>,
-    idle: Mutex<Vec<Connection>>,
+    idle: Idle<Connection>,
 }
 
 /// How a question that was asked over one connection was answered.
@@ -169,14 +165,12 @@ impl Client {
         let name = format!("tcp store at {address}");
         let secret = secret.map(|s| crate::room::copy(s, "a secret")).transpose()?;
         let names = Names::new(address)?;
-        Ok(Client { name, names, secret, idle: Mutex::default() })
+        Ok(Client { name, names, secret, idle: Idle::new() })
     }
 
     fn connection(&self, until: Until<'_>) -> Result<Connection, Failed> {
-        while let Some(resting) = { self.idle.lock() }.pop() {
-            if resting.rests() {
-                return Ok(resting);
-            }
+        if let Some(resting) = self.idle.take(Connection::rests) {
+            return Ok(resting);
         }
         let addrs = self.names.resolve(until)?;
         let mut last = Failed::Again(Status::new(Code::Unavailable, "no address"));
@@ -205,10 +199,7 @@ impl Client {
         let answer = patiently(&self.name, until, || {
             let mut connection = self.connection(until)?;
             let reply = with(&mut |request| connection.ask(request, asked, until))?;
-            let mut idle = self.idle.lock();
-            if idle.len() < IDLE && idle.fits(1) {
-                idle.push(connection);
-            }
+            self.idle.keep(connection);
             Ok(reply)
         })?;
         match answer {
