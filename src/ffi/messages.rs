@@ -87,7 +87,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_options_init(
 
 /// Begins to send a message of `len` bytes to `peer`, for a receive with this communicator and tag.
 /// Messages of one sender to one communicator meet receives in the order of the sends. Ends when
-/// `data` may be used again; with RDMA_MSG_SYNCHRONOUS not before a receive has met the message.
+/// `data` may be used again; with RDMA_MSG_SYNCHRONOUS not before a receive has met the message. With manual
+/// progress what has ended so may wait here for room still: it goes when the manager is turned, or ends.
 ///
 /// *out_request is 0 if it has ended when this returns, well, and `done` does not run then: the case
 /// of a small message where there is room. Otherwise it is the request, for rdma_msg_test,
