@@ -158,13 +158,12 @@ done
 lockup=$(grep -aoE '(soft lockup|hard LOCKUP|rcu_[a-z]+ detected stalls|self-detected stall)' "$LOG" | head -1 || true)
 if [ -e "$work/silent" ]; then
     echo "softroce: THE MACHINE STOOD STILL: no heartbeat for $SILENCE s, in the test '$test'; ended"
+elif [ -n "$lockup" ]; then
+    oops
+    echo "softroce: THE KERNEL LOCKED UP ($lockup), in the test '$test'; the machine was ended at once"
 elif [ -n "$panic" ]; then
     oops
-    if [ -n "$lockup" ]; then
-        echo "softroce: THE KERNEL LOCKED UP ($lockup), in the test '$test'; the machine was ended at once"
-    else
-        echo "softroce: THE KERNEL PANICKED ($panic), in the test '$test'"
-    fi
+    echo "softroce: THE KERNEL PANICKED ($panic), in the test '$test'"
 fi
 
 result=$(grep -a '^SOFTROCE-RESULT' "$LOG" | tail -1)

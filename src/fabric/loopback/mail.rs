@@ -118,10 +118,12 @@ impl<T> Lane<T> {
         }
     }
 
-    /// Keeps one that was taken and not sent for the next.
-    pub(super) fn give_back(&mut self, own: Own<T>) {
+    /// One that was taken is not sent; `keep`: it shall be there for the next.
+    pub(super) fn give_back(&mut self, own: Own<T>, keep: bool) {
         self.lent -= 1;
-        self.free.push(own);
+        if keep {
+            self.free.push(own);
+        }
     }
 
     /// Sends a letter that was taken here.

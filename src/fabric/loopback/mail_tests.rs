@@ -48,7 +48,7 @@ fn letters_come_in_their_order_and_go_back() {
     assert_eq!(b.count(), 1, "the newest stays until there is another");
     // Nothing is allocated for these: two are there, and one was given back.
     let own = a.take_free().unwrap();
-    a.give_back(own);
+    a.give_back(own, true);
     for value in [3, 4] {
         let mut own = a.take_free().unwrap();
         *own = value;

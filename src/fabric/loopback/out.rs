@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::hub::{End, Item, What};
 use super::mail::{Lane, Own};
 use crate::fabric::PostError;
-use crate::status::Status;
 
 /// Bytes of messages that may wait at one endpoint.
 const INBOX_BYTES: usize = crate::limits::LOOPBACK_INBOX;
@@ -91,10 +90,7 @@ impl Out {
         let Some(lane) = &mut self.lane else { return };
         lane.take_back(|item| {
             *bytes -= item.bytes.len();
-            let weight = weight(item);
-            let keep = item.bytes.capacity() <= KEPT_EACH && *kept + weight <= KEPT;
-            *kept += if keep { weight } else { 0 };
-            keep
+            keeps(kept, item)
         });
     }
 
@@ -111,11 +107,19 @@ impl Out {
     pub(super) fn give_back(&mut self, mut letter: Own<Item>) {
         self.bytes -= letter.bytes.len();
         letter.bytes.clear();
-        self.kept += weight(&letter);
+        let keep = keeps(&mut self.kept, &letter);
         if let Some(lane) = &mut self.lane {
-            lane.give_back(letter);
+            lane.give_back(letter, keep);
         }
     }
+}
+
+/// Whether a letter is to be there for the next, beside so many bytes of others, to which it is added then.
+fn keeps(kept: &mut usize, item: &Item) -> bool {
+    let weight = weight(item);
+    let keep = item.bytes.capacity() <= KEPT_EACH && *kept + weight <= KEPT;
+    *kept += if keep { weight } else { 0 };
+    keep
 }
 
 /// What keeping a letter costs.
@@ -123,15 +127,10 @@ fn weight(item: &Item) -> usize {
     LETTER + item.bytes.capacity()
 }
 
-#[cold]
-fn no_memory(len: usize) -> PostError {
-    PostError::Failed(none(len))
-}
-
 /// There is no memory for so many bytes of a message.
 #[cold]
-fn none(len: usize) -> Status {
-    crate::room::none(len, "a message")
+fn no_memory(len: usize) -> PostError {
+    PostError::Failed(crate::room::none(len, "a message"))
 }
 
 impl Drop for Out {
