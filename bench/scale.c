@@ -2,13 +2,16 @@
    usage: rdma_scale PROVIDER threads|processes lazy|full RANKS [SECONDS [REST]]
    Ranks are threads of one process, each with a manager, or processes. They meet through a store in memory, or served over TCP by rank 0;
    lazy: then each talks to the next one alone; full: to all of them. SECONDS: how long each step may take (60); REST: how many pass before it is seen what is used (0). Prints
-   ranks,seconds to meet,seconds to connect,connections,KiB,descriptors,mappings,threads,idle: of a rank, without what there was before. */
+   ranks,seconds to meet,seconds to connect,connections,KiB,descriptors,mappings,threads,idle: of a rank, without what there was before.
+   On tcp a rank that is a thread has a table of descriptors of its own, as a process has, which its manager's threads share: what limits them is a
+   limit of each table, and 256 ranks of one process, all of which talk to all, have 65,280 sockets. On shm they share one, by which they meet. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <dirent.h>
 #include <pthread.h>
 #include <rdma_transport.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -31,13 +34,13 @@ typedef struct facts {
 typedef struct page {
   pthread_barrier_t all;
   char store[256]; /* where rank 0 serves it */
-  double met, connected;
+  double met, connected, first[MOST], last[MOST]; /* descriptors, before and at the end */
   facts before[MOST], after[MOST], idle[MOST];
 } page;
 
 static page *shared;
 static const char *provider;
-static bool processes, full;
+static bool processes, full, own_table;
 static int size;
 static int64_t patience_ms = 60000;
 static struct timespec rest;
@@ -85,17 +88,20 @@ static double entries_of(const char *path) {
   if (!d) return 0;
   while (readdir(d)) n++;
   closedir(d);
-  return n - 3; /* itself, "." and ".." */
+  return n - 3; /* the folder's own, "." and ".." */
 }
 
 static facts look(void) {
   struct rusage use;
-  facts f = {number_in("/proc/self/smaps_rollup", "Pss:"), entries_of("/proc/self/fd"), lines_of("/proc/self/maps"),
+  facts f = {number_in("/proc/self/smaps_rollup", "Pss:"), 0, lines_of("/proc/self/maps"),
              number_in("/proc/self/status", "Threads:"), 0};
   getrusage(RUSAGE_SELF, &use);
   f.cpu = (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) + (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec) * 1e-6;
   return f;
 }
+
+/* Of a rank: a share of them, where all have one table. */
+static double descriptors(void) { return entries_of("/proc/thread-self/fd") / (own_table || processes ? 1 : size); }
 
 /* All ranks are here; true for those that say something of their process. */
 static bool meet(int rank) {
@@ -140,9 +146,12 @@ static void live(int rank) {
   rdma_mgr_t *mgr = NULL;
   rdma_mesh_t *mesh = NULL;
   char name[32];
+  if (own_table && unshare(CLONE_FILES) != 0) fail("a table of descriptors", "none");
   /* Files that facts are read from, and what else the first use of something leaves behind. */
   if (meet(rank)) look();
   if (meet(rank)) shared->before[rank] = look();
+  shared->first[rank] = descriptors();
+  meet(rank);
   rdma_store_t *store = open_store(rank);
   must(rdma_mgr_options_init(&o, sizeof o), "rdma_mgr_options_init");
   must(rdma_mesh_options_init(&m, sizeof m), "rdma_mesh_options_init");
@@ -172,6 +181,8 @@ static void live(int rank) {
   meet(rank);
   nanosleep(&idle, NULL);
   if (meet(rank)) shared->idle[rank] = look();
+  meet(rank);
+  shared->last[rank] = descriptors();
   meet(rank);
   must(rdma_mesh_destroy(mesh), "rdma_mesh_destroy");
   must(rdma_mgr_destroy(mgr), "rdma_mgr_destroy");
@@ -209,11 +220,11 @@ static void report(void) {
     const facts *b = &shared->before[rank], *a = &shared->after[rank], *i = &shared->idle[rank];
     /* Once threads that helped to connect have gone. */
     sum.kib += i->kib - b->kib;
-    sum.descriptors += i->descriptors - b->descriptors;
     sum.mappings += i->mappings - b->mappings;
     sum.threads += i->threads - b->threads;
     sum.cpu += i->cpu - a->cpu;
   }
+  for (int rank = 0; rank < size; rank++) sum.descriptors += shared->last[rank] - shared->first[rank];
   int connections = full ? size - 1 : size > 2 ? 2 : 1;
   printf("%d,%.3f,%.3f,%d,%.1f,%.2f,%.2f,%.2f,%.5f\n", size, shared->met, shared->connected, connections, sum.kib / size,
          sum.descriptors / size, sum.mappings / size, sum.threads / size, sum.cpu / size / (IDLE_MS / 1000));
@@ -237,6 +248,7 @@ int main(int argc, char **argv) {
   provider = argv[1];
   processes = strcmp(argv[2], "processes") == 0;
   full = strcmp(argv[3], "full") == 0;
+  own_table = !processes && strcmp(provider, "tcp") == 0;
   size = atoi(argv[4]);
   if (size < 2 || size > MOST) fail("RANKS", "2 to 4096");
   if (argc > 5) patience_ms = 1000 * (int64_t)atoi(argv[5]);
