@@ -109,6 +109,39 @@ static void from_some(void) {
   }
 }
 
+/* unbound_buffer.h: waitSend, of whose send nobody takes anything. */
+static void a_synchronous_send_waits_for_its_receive(void) {
+  group g = three();
+  static const size_t sizes[] = {0, 8, 4096, 65539, MIB};
+  char *from = scratch(MIB), *to = scratch(MIB);
+  rdma_unbound_t s = over(g.mgr[1], from, MIB), r = over(g.mgr[0], to, MIB), own = over(g.mgr[0], from, MIB);
+  fill(from, MIB, 1);
+  for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+    wanted none = {g.mgr[1], s, 1, 0};
+    CHECK_OK(rdma_unbound_ssend(g.mgr[1], s, g.peer[1][0], i, 0, sizes[i], 0));
+    CHECK_OK(rdma_unbound_send(g.mgr[1], s, g.peer[1][0], i, 0, 4, 0));
+    pump_for(30);
+    CHECK(!has(&none)); /* of one slot in the order of the calls */
+    CHECK_OK(rdma_unbound_recv(g.mgr[0], r, &g.peer[0][1], 1, i, 0, sizes[i], 0));
+    CHECK_INT(sizes[i], taken(g.mgr[0], r, false, RDMA_OK).bytes);
+    CHECK_INT(-1, mismatch(to, sizes[i], 1));
+    CHECK_INT(sizes[i], taken(g.mgr[1], s, true, RDMA_OK).bytes);
+    CHECK_INT(4, taken(g.mgr[1], s, true, RDMA_OK).bytes);
+    CHECK_OK(rdma_unbound_recv(g.mgr[0], r, &g.peer[0][1], 1, i, 0, 4, 0));
+    taken(g.mgr[0], r, false, RDMA_OK);
+    /* One that nobody receives, from another manager and from this one itself. */
+    CHECK_OK(rdma_unbound_ssend(g.mgr[1], s, g.peer[1][0], 100, 0, sizes[i], 50));
+    CHECK_INT(100, taken(g.mgr[1], s, true, RDMA_DEADLINE_EXCEEDED).tag);
+    CHECK_OK(rdma_unbound_ssend(g.mgr[0], own, g.peer[0][0], 100, 0, sizes[i], 50));
+    CHECK_INT(100, taken(g.mgr[0], own, true, RDMA_DEADLINE_EXCEEDED).tag);
+  }
+  /* What was taken back is not received. */
+  CHECK_OK(rdma_unbound_recv(g.mgr[0], r, NULL, 0, 100, 0, 8, 50));
+  taken(g.mgr[0], r, false, RDMA_DEADLINE_EXCEEDED);
+  CHECK_BAD(RDMA_OUT_OF_RANGE, rdma_unbound_ssend(g.mgr[1], s, g.peer[1][0], 1, MIB, 1, 0));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_ssend(g.mgr[1], s + 1000, g.peer[1][0], 1, 0, 1, 0));
+}
+
 /* Of receives that would do, the first; however they name their peers. */
 static void in_the_order_of_the_calls(void) {
   group g = three();
@@ -485,7 +518,7 @@ static void bad_arguments(void) {
 }
 
 static const test_case cases[] = {
-    CASE(content_of_all_sizes), CASE(from_some), CASE(in_the_order_of_the_calls),
+    CASE(content_of_all_sizes), CASE(from_some), CASE(a_synchronous_send_waits_for_its_receive), CASE(in_the_order_of_the_calls),
     CASE(ends_in_the_order_of_the_calls), CASE(among_messages), CASE(aborted_waits), CASE(as_many_aborts_as_waits), CASE(several_waiters), CASE(errors), CASE(destroyed_under_way),
     CASE(a_wait_ends_with_the_manager), CASE(inside_a_callback), CASE(bad_arguments),
 };

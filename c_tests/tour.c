@@ -247,7 +247,8 @@ static rdma_code_t over_unbound(tourist *t, int round, rdma_unbound_t out, rdma_
   rdma_msg_status_t status = {.struct_size = sizeof status};
   fill(t->out, n, seed_of(t->rank, round, 40));
   TRY("rdma_unbound_recv", rdma_unbound_recv(t->mgr, in, &t->peer, 1, slot, 0, n, t->timeout_ms));
-  TRY("rdma_unbound_send", rdma_unbound_send(t->mgr, out, t->peer, slot, 0, n, t->timeout_ms));
+  if (round % 3 == 2) TRY("rdma_unbound_ssend", rdma_unbound_ssend(t->mgr, out, t->peer, slot, 0, n, t->timeout_ms));
+  else TRY("rdma_unbound_send", rdma_unbound_send(t->mgr, out, t->peer, slot, 0, n, t->timeout_ms));
   TRY("rdma_unbound_wait_recv", rdma_unbound_wait_recv(t->mgr, in, t->timeout_ms, &status));
   TRY("content of the unbound buffer", right(t, t->in, n, seed_of(1 - t->rank, round, 40)));
   TRY("rdma_unbound_wait_send", rdma_unbound_wait_send(t->mgr, out, t->timeout_ms, &status));

@@ -84,7 +84,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 8
+#define RDMA_ABI_VERSION 9
 
 /**
  * Version of the library, major part.
@@ -3390,6 +3390,20 @@ rdma_code_t rdma_unbound_send(rdma_mgr_t *mgr,
                               size_t offset,
                               size_t len,
                               int64_t timeout_ms);
+
+/**
+ * The same in synchronous mode: the send ends once a receive has met it, or as rdma_unbound_send does when none does. For a runtime
+ * whose sender is to notice that its peer does not receive, as over Gloo's tcp. It costs a word back for each send. Of ABI version 9.
+ *
+ * Threads, memory and results as of rdma_unbound_send.
+ */
+rdma_code_t rdma_unbound_ssend(rdma_mgr_t *mgr,
+                               rdma_unbound_t buffer,
+                               rdma_peer_t peer,
+                               uint64_t slot,
+                               size_t offset,
+                               size_t len,
+                               int64_t timeout_ms);
 
 /**
  * Begins to receive into `len` bytes at `offset` of the buffer what comes first to `slot` from one of the

@@ -304,6 +304,10 @@ class UnboundBuffer {
   Status send(rdma_peer_t peer, std::uint64_t slot, std::size_t offset, std::size_t len, std::int64_t timeout_ms = 0) {
     return Status::of(rdma_unbound_send(mgr_, id_, peer, slot, offset, len, timeout_ms));
   }
+  /* Ends once a receive has met it. */
+  Status ssend(rdma_peer_t peer, std::uint64_t slot, std::size_t offset, std::size_t len, std::int64_t timeout_ms = 0) {
+    return Status::of(rdma_unbound_ssend(mgr_, id_, peer, slot, offset, len, timeout_ms));
+  }
   /* RDMA_PEER_ANY: from anybody. */
   Status recv(rdma_peer_t source, std::uint64_t slot, std::size_t offset, std::size_t len, std::int64_t timeout_ms = 0) {
     return Status::of(rdma_unbound_recv(mgr_, id_, &source, 1, slot, offset, len, timeout_ms));

@@ -12,7 +12,7 @@ use super::message_ends::kept;
 use super::messages::optional_out;
 use super::sized;
 use super::types::*;
-use crate::engine::front::message::Party;
+use crate::engine::front::message::{Mode, Party};
 use crate::engine::front::pair::Way;
 use crate::status::Status;
 use crate::thread::Thread;
@@ -76,7 +76,31 @@ pub unsafe extern "C-unwind" fn rdma_unbound_send(
         // SAFETY: the caller's handle, as the header demands.
         let mgr = unsafe { borrow_on(mgr, thread) }?;
         let (to, timeout) = (whom(peer)?, timeout("timeout_ms", timeout_ms)?);
-        mgr.unbound_send_on(thread, buffer, to, slot, (offset as u64, len as u64), timeout)
+        let (to, part) = ((to, Mode::Standard), (offset as u64, len as u64));
+        mgr.unbound_send_on(thread, buffer, to, slot, part, timeout)
+    })
+}
+
+/// The same in synchronous mode: the send ends once a receive has met it, or as rdma_unbound_send does when none does. For a runtime
+/// whose sender is to notice that its peer does not receive, as over Gloo's tcp. It costs a word back for each send. Of ABI version 9.
+///
+/// Threads, memory and results as of rdma_unbound_send.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn rdma_unbound_ssend(
+    mgr: *mut rdma_mgr_t,
+    buffer: rdma_unbound_t,
+    peer: rdma_peer_t,
+    slot: u64,
+    offset: usize,
+    len: usize,
+    timeout_ms: i64,
+) -> rdma_code_t {
+    guard_on("rdma_unbound_ssend", |thread| {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow_on(mgr, thread) }?;
+        let (to, timeout) = (whom(peer)?, timeout("timeout_ms", timeout_ms)?);
+        let (to, part) = ((to, Mode::Synchronous), (offset as u64, len as u64));
+        mgr.unbound_send_on(thread, buffer, to, slot, part, timeout)
     })
 }
 

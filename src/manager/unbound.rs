@@ -165,15 +165,15 @@ impl Manager {
         part: (u64, u64),
         timeout: Timeout,
     ) -> Result<(), Status> {
-        self.unbound_send_on(Thread::this(), id, to, slot, part, timeout)
+        self.unbound_send_on(Thread::this(), id, (to, Mode::Standard), slot, part, timeout)
     }
 
-    /// The same on this thread.
+    /// The same on this thread; in standard or synchronous mode.
     pub(crate) fn unbound_send_on(
         &self,
         thread: Thread,
         id: u64,
-        to: Party,
+        (to, mode): (Party, Mode),
         slot: u64,
         part: (u64, u64),
         timeout: Timeout,
@@ -184,11 +184,12 @@ impl Manager {
         let beside = UsualMsg { envelope, active: false, user: &[], content: &[] };
         // SAFETY: within the buffer, which is valid until all its operations have ended.
         let sending = unsafe {
-            match self.message_send_short(thread, to, beside, &memory, Follows::Poll) {
+            let sent = mode == Mode::Standard
+                && self.message_send_short(thread, to, beside, &memory, Follows::Poll);
+            match sent {
                 true => Ok(Sending::Done),
                 false => {
-                    let (extra, mode) = (&Extra::default(), Mode::Standard);
-                    let incarnation = 0;
+                    let (extra, incarnation) = (&Extra::default(), 0);
                     let post = Post { to, incarnation, envelope, extra, mode, timeout };
                     let done = ticket.done(self);
                     self.message_isend_on(thread, &post, Where::Whole(memory), done)

@@ -51,8 +51,9 @@ void UnboundBuffer::send(int dstRank, uint64_t slot, size_t offset, size_t nbyte
   Pair &pair = context_->pair(dstRank);
   pair.check();
   sends_.add({dstRank}, slot);
-  rdma_code_t code = rdma_unbound_send(context_->mgr(), buffer_, pair.peer(), slot, nbytes ? offset : 0, nbytes,
-                                       RDMA_MSG_FOREVER);
+  /* Its end is the receive's, as over Gloo's tcp: by their time-outs collectives notice ranks that do not take part. */
+  const auto begin = context_->eager() ? rdma_unbound_send : rdma_unbound_ssend;
+  rdma_code_t code = begin(context_->mgr(), buffer_, pair.peer(), slot, nbytes ? offset : 0, nbytes, RDMA_MSG_FOREVER);
   if (code == RDMA_OK) return;
   sends_.remove(dstRank, slot);
   Fail(code, "rank " + std::to_string(dstRank));

@@ -28,6 +28,7 @@
 #include "behaviour.h"
 
 std::string provider = "auto";
+bool eager = false;
 
 static int free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -130,6 +131,30 @@ static void a_slot_that_never_opens() {
       while (!over) std::this_thread::yield();
     }, Millis(1000));
   }
+}
+
+/* A send that no rank receives, as a broadcast's to a rank that takes no part in it: its wait times out, however short it is, but where
+ * short ones are to end at once. */
+static void a_send_that_nobody_receives() {
+  for (bool at_once : {false, true}) {
+    for (size_t size : {size_t(8), size_t(1000000)}) {
+      if (at_once && provider == "gloo") continue;
+      std::atomic<bool> over{false};
+      eager = at_once;
+      spawn(2, [&](const Context &c) {
+        std::vector<char> memory(size, 'x');
+        auto buffer = c->createUnboundBuffer(memory.data(), size);
+        if (c->rank == 0) {
+          buffer->send(1, 5);
+          std::string error = error_of([&] { buffer->waitSend(nullptr, Millis(100)); });
+          CHECK(at_once && size == 8 ? error.empty() : says(error, "Timed out"));
+          over = true;
+        }
+        while (!over) std::this_thread::yield();
+      });
+    }
+  }
+  eager = false;
 }
 
 /* A receive after one that has timed out does not get that one's message. */
@@ -433,6 +458,7 @@ int main(int argc, char **argv) {
   } cases[] = {{"timeouts", timeouts},
                {"no_time", no_time},
                {"a_slot_that_never_opens", a_slot_that_never_opens, kOurs},
+               {"a_send_that_nobody_receives", a_send_that_nobody_receives},
                {"late_messages", late_messages},
                {"aborts", aborts},
                {"receives_from_some", receives_from_some},

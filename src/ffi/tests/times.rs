@@ -64,6 +64,7 @@ fn times_that_are_not_allowed() {
         rdma_buffer_wait_send(m, 1, WRONG): "timeout_ms", TIMEOUT;
         rdma_buffer_wait_recv(m, 1, WRONG): "timeout_ms", TIMEOUT;
         rdma_unbound_send(m, 1, 1, 0, 0, 0, WRONG): "timeout_ms", TIMEOUT;
+        rdma_unbound_ssend(m, 1, 1, 0, 0, 0, WRONG): "timeout_ms", TIMEOUT;
         rdma_unbound_recv(m, 1, null(), 0, 0, 0, 0, WRONG): "timeout_ms", TIMEOUT;
         rdma_unbound_wait_send(m, 1, WRONG, null_mut()): "timeout_ms", TIMEOUT;
         rdma_unbound_wait_recv(m, 1, WRONG, null_mut()): "timeout_ms", TIMEOUT;

@@ -59,6 +59,7 @@ impl Unbound {
             }
         }
         self.with_a_header(buffers, ends)?;
+        self.synchronous(buffers, ends)?;
         self.own(buffers, ends)
     }
 
@@ -134,6 +135,20 @@ impl Unbound {
             well(ends, "unbound_recv", code)?;
         }
         self.take_of([b; 2], &[buffers[1]; 2], [true, true], ends)
+    }
+
+    /// One that ends with its receive, which comes later.
+    fn synchronous(&mut self, buffers: &[rdma_unbound_t; 2], ends: &mut Vec<End>) -> Option<()> {
+        let (a, b) = (self.two.mgrs[0], self.two.mgrs[1]);
+        let (to, from) = (self.two.other[0], &raw const self.two.other[1]);
+        // SAFETY: the memory is the buffer's.
+        unsafe {
+            well(ends, "unbound_ssend", rdma_unbound_ssend(a, buffers[0], to, 9, 0, 400, 0))?;
+            (0..20).for_each(|_| self.two.progress());
+            let code = rdma_unbound_recv(b, buffers[1], from, 1, 9, 0, 400, 0);
+            well(ends, "unbound_recv", code)?;
+        }
+        self.take(buffers, [true, true], ends)
     }
 
     /// Takes the end of a send of the first buffer, and that of a receive of the second.

@@ -28,6 +28,9 @@ struct attr {
   /* A secret that all ranks share. Without one, others than this host are let in only with `allowRemote`. */
   std::string secret;
   bool allowRemote = false;
+  /* Short sends of unbound buffers end when their memory is free, whether another rank receives them or not. Quicker, but their waits do
+   * not time out for a rank that does not take part, as over Gloo's tcp they do, and here by default. */
+  bool eagerSends = false;
 };
 
 /* Throws ::gloo::IoException if the attributes cannot be met here. */
