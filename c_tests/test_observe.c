@@ -76,6 +76,27 @@ static void required_device(void) {
   CHECK_HAS(text, "RDMA_PROVIDER=auto");
 }
 
+/* A path or an address that is not text is not taken for one that is like it. */
+static void an_environment_that_is_not_text(void) {
+  static const char *const names[] = {"RDMA_TRACE", "RDMA_AUTH_SECRET_FILE", "RDMA_LISTEN", "RDMA_TUNING", "RDMA_PROVIDER", "RDMA_TIMEOUT_MS"};
+  rdma_mgr_options_t o;
+  rdma_mgr_t *m = NULL;
+  CHECK_OK(rdma_mgr_options_init(&o, sizeof o));
+  for (size_t i = 0; i < COUNT_OF(names); i++) {
+    char text[256];
+    const char *before = getenv(names[i]);
+    setenv(names[i], "/tmp/\xfft", 1);
+    CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mgr_create(&o, &m));
+    rdma_last_error(text, sizeof text);
+    CHECK_HAS(text, names[i]);
+    CHECK_HAS(text, "/tmp/\\xFFt");
+    CHECK_HAS(text, "UTF-8");
+    if (before) setenv(names[i], "/dev/null", 1);
+    else unsetenv(names[i]);
+    CHECK(before == NULL || strcmp(names[i], "RDMA_TUNING") == 0);
+  }
+}
+
 static _Atomic int logged;
 static void on_log(int32_t level, const char *message, size_t message_len, void *userdata) {
   CHECK(userdata == &logged);
@@ -400,7 +421,7 @@ static void r26_not_offered_says_by_whose_word(void) {
 }
 
 static const test_case cases[] = {CASE(version), CASE(code_names), CASE(last_error), CASE(providers), CASE(required_device),
-                                  CASE(log_callback), CASE(a_slip_in_a_variable_is_told),
+                                  CASE(an_environment_that_is_not_text), CASE(log_callback), CASE(a_slip_in_a_variable_is_told),
                                   CASE(a_stderr_that_nobody_reads_holds_nothing_up), CASE(stats), CASE(stats_of_messages), CASE(metrics),
                                   CASE(trace), CASE(bad_settings),
                                   CASE(r26_log_lines_and_spans_name_who_and_what),

@@ -3,6 +3,9 @@
 
 use std::ffi::{CStr, c_char};
 
+use crate::os::environment;
+use crate::status::Status;
+
 /// Each variable that the library and its parts read.
 const KNOWN: [&str; 36] = [
     "RDMA_AUTH_SECRET_FILE",
@@ -44,6 +47,11 @@ const KNOWN: [&str; 36] = [
 ];
 /// Longer names are no slips.
 const LONGEST: usize = 40;
+
+/// The value of each variable that is set has to be text: half of a path, or of an address, would be another one.
+pub fn are_text() -> Result<(), Status> {
+    KNOWN.iter().try_for_each(|name| environment::text(name).map(drop))
+}
 
 /// Tells of each variable of this process's environment that is nearly a setting: its name, and the setting's.
 pub fn each(mut tell: impl FnMut(&str, &'static str)) {

@@ -37,6 +37,7 @@ pub unsafe extern "C-unwind" fn rdma_mgr_create(
         handle::refuse_beside()?;
         // SAFETY: the caller's options, as the header demands.
         let mut config = unsafe { options::config(options) }?;
+        misspelt::are_text()?;
         let var = |name: &str| Some(environment::variable(name)?.to_string_lossy().into_owned());
         let notes = config.apply_env(var)?;
         let tuning = config.apply_tuning(var)?;

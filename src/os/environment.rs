@@ -9,6 +9,8 @@
 use std::ffi::OsString;
 use std::sync::OnceLock;
 
+use crate::status::Status;
+
 /// Names of files and folders, and where it listens.
 const THEIRS: [&str; 7] = [
     "RDMA_TRACE",
@@ -30,6 +32,16 @@ fn is_strange() -> bool {
 /// A variable of the environment; none whose value may not be a stranger's where it is one.
 pub fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|_| !(THEIRS.contains(&name) && is_strange()))
+}
+
+/// The same as text.
+pub fn text(name: &str) -> Result<Option<String>, Status> {
+    let as_text = |value: OsString| {
+        value
+            .into_string()
+            .map_err(|value| Status::invalid(text!("{name} is {value:?}, allowed is UTF-8 alone")))
+    };
+    variable(name).map(as_text).transpose()
 }
 
 /// Settings that are there and are not taken, for the log.
