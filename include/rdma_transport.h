@@ -1086,7 +1086,7 @@ struct rdma_transfer_info {
    */
   uint64_t bytes;
   /**
-   * Nanoseconds since the call (receive) or the match (send).
+   * Nanoseconds since the call (receive) or the match (send). 0 of a send within one manager.
    */
   uint64_t elapsed_ns;
   /**
@@ -1167,7 +1167,7 @@ struct rdma_msg_status {
    */
   uint64_t tag;
   /**
-   * Its length in bytes, also where it was too long for the receive.
+   * Its length in bytes, also where it was too long for the receive. Of a receive that met no message, how long that may be.
    */
   uint64_t bytes;
   /**

@@ -41,7 +41,7 @@ pub unsafe extern "C-unwind" fn rdma_msg_probe(
         let (mgr, out) = unsafe { (borrow_on(mgr, thread)?, Out::new("out_status", out_status)?) };
         let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
         let limit = millis("timeout_ms", timeout_ms)?;
-        let found = mgr.message_probe(&wanted, claim, limit)?.ok_or_else(|| {
+        let found = mgr.message_probe(&wanted, claim, limit, thread)?.ok_or_else(|| {
             let text = "no message is here that such a receive would meet";
             Status::new(crate::status::Code::DeadlineExceeded, text)
         })?;
@@ -79,7 +79,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_imrecv(
             let out = optional_out(out_status)?;
             let (message, place) = (id("message", message)?, place(buf, len, &options)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            let received = mgr.message_imrecv(message, place, timeout, on_end(&options))?;
+            let done = on_end(&options);
+            let received = mgr.message_imrecv(thread, message, place, timeout, done)?;
             tell_received(&mgr, received, options.done.is_none(), out, out_request);
         }
         Ok(())

@@ -325,7 +325,7 @@ impl Manager {
             }
         }
         // SAFETY: by the caller.
-        unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
+        unsafe { self.receive_into(thread, &memory, |e, w| begin(e, w, memory)) }
     }
 
     /// Begins to receive a message of one incarnation of a peer alone.
@@ -365,7 +365,7 @@ impl Manager {
                     unsafe { touch(memory.addr, memory.len, true) };
                 }
                 // SAFETY: by the caller.
-                unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
+                unsafe { self.receive_into(thread, &memory, |e, w| begin(e, w, memory)) }
             }
             // SAFETY: by the caller.
             pieces => unsafe { self.receive_pieces(thread, pieces, begin) },
@@ -399,6 +399,7 @@ impl Manager {
     /// As for `message_irecv`.
     pub(super) unsafe fn message_irecv_from(
         &self,
+        thread: Thread,
         sources: Sources,
         envelope: Envelope,
         memory: Memory,
@@ -409,7 +410,7 @@ impl Manager {
         // SAFETY: the application's, to be written from now on; and by the caller.
         unsafe {
             touch(memory.addr, memory.len, true);
-            self.receive_into(&memory, |e, w| {
+            self.receive_into(thread, &memory, |e, w| {
                 e.message_recv_from(w, sources, envelope, memory, timeout, done)
             })
         }
@@ -421,6 +422,7 @@ impl Manager {
     /// As for `message_irecv`.
     pub unsafe fn message_imrecv(
         &self,
+        thread: Thread,
         message: u64,
         at: Where,
         timeout: Timeout,
@@ -431,7 +433,7 @@ impl Manager {
             e.message_recv_claimed(w, message, memory, timeout, done)
         };
         // SAFETY: by the caller.
-        unsafe { self.receive_at(Thread::this(), at, begin) }
+        unsafe { self.receive_at(thread, at, begin) }
     }
 
     /// Begins a receive into this memory.
@@ -440,10 +442,11 @@ impl Manager {
     /// As for `message_irecv`.
     unsafe fn receive_into(
         &self,
+        thread: Thread,
         memory: &Memory,
         begin: impl FnOnce(&mut Engine, &mut World) -> Result<Receiving, Status>,
     ) -> Result<Received, Status> {
-        let begun = self.with_engine(begin)?;
+        let begun = self.call_on(thread, |core| begin(&mut core.engine, &mut core.world))?;
         // SAFETY: by the caller.
         Ok(unsafe { put(begun, memory) })
     }

@@ -279,7 +279,8 @@ impl Manager {
         let Beginning { ticket, memory, envelope, .. } = begins;
         let done = ticket.done(self);
         // SAFETY: within the buffer, which is valid until all its operations have ended.
-        let received = unsafe { self.message_irecv_from(sources, envelope, memory, timeout, done) };
+        let received =
+            unsafe { self.message_irecv_from(thread, sources, envelope, memory, timeout, done) };
         self.unbound_begun(thread, &begins, received.map(Begun::from))
     }
 

@@ -94,12 +94,16 @@ fn help_of(name: &str) -> &'static str {
         "proxy_bytes" => {
             "Content that was copied for lack of registration, or off a device, bytes."
         }
-        "steps_aborted" => "Steps aborted.",
+        "steps_aborted" => "Aborts of steps.",
         "internal_ends" => "Operations that ended with INTERNAL, by a defect of the library.",
-        "requests_pending" => "Receives and messages that have not ended.",
-        "responses_pending" => "Requests of peers that have not ended.",
+        "requests_pending" => {
+            "Receives, messages and open receive buffers of pairs that have not ended."
+        }
+        "responses_pending" => "Requests of peers, and messages to them, that have not ended.",
         "tensors_waiting" => "Sends that nobody has asked for yet.",
-        "receives_waiting" => "Receives within this manager that wait for their tensor.",
+        "receives_waiting" => {
+            "Receives that wait for a tensor of this manager, its own and those of peers."
+        }
         "pool_used_bytes" => "Memory of the pool in use, bytes.",
         "pool_reserved_bytes" => "Memory of the pool in all, bytes.",
         "stale_messages" => "Messages of peers for operations that had ended.",
@@ -231,7 +235,12 @@ const SHOWN: std::ops::RangeInclusive<usize> = 9..=37;
 
 fn histograms(out: &mut String, snapshot: &Snapshot) -> fmt::Result {
     let name = "recv_latency_seconds";
-    head(out, name, "histogram", "Time from the call of a receive to its end.")?;
+    head(
+        out,
+        name,
+        "histogram",
+        "Time from the call of a receive, of a message from when its content met a receive, to its end.",
+    )?;
     for p in &snapshot.peers {
         let (labels, h) = (Labels(snapshot, p), &p.recv_latency);
         for i in SHOWN {

@@ -1,6 +1,6 @@
 //! Traces in Chrome's trace-event format, which Perfetto and chrome://tracing open.
 //!
-//! Events gather in a bounded buffer, which goes to the file when it is full and at the end. After
+//! Events gather in a bounded buffer, which goes to the file when it is full, each second in which there are some, and at the end. After
 //! each write the file is complete JSON, so that a process that dies leaves a usable trace.
 
 mod recorder;
@@ -46,6 +46,8 @@ pub struct Trace {
     /// Numbers those that have none.
     next: AtomicU64,
     recorder: Mutex<Option<Recorder>>,
+    /// Why it has ended by itself, until that is told.
+    failed: Mutex<Option<Status>>,
     /// Since when nothing has been found to do, and who looks.
     spin: Mutex<Option<(Instant, u32)>>,
     asked: Mutex<HashMap<u64, Asked>>,
@@ -94,6 +96,7 @@ impl Trace {
         let path =
             path.replace("%p", &process.to_string()).replace("%n", &manager.replace('/', "-"));
         *recorder = Some(Recorder::create(path, process, manager)?);
+        *self.failed.lock() = None;
         self.on.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -104,7 +107,8 @@ impl Trace {
         self.asked.lock().clear();
         *self.spin.lock() = None;
         let Some(mut recorder) = self.recorder.lock().take() else {
-            return Err(Status::new(Code::FailedPrecondition, "no trace is running"));
+            let none = || Status::new(Code::FailedPrecondition, "no trace is running");
+            return Err(self.failed.lock().take().unwrap_or_else(none));
         };
         recorder.finish()
     }
@@ -229,6 +233,7 @@ impl Trace {
             *guard = None;
             drop(guard);
             log::error(format_args!("the trace ends: {status}"));
+            *self.failed.lock() = Some(status);
         }
     }
 }

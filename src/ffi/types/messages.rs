@@ -52,7 +52,7 @@ pub struct rdma_msg_status {
     pub peer: rdma_peer_t,
     /// Its tag.
     pub tag: u64,
-    /// Its length in bytes, also where it was too long for the receive.
+    /// Its length in bytes, also where it was too long for the receive. Of a receive that met no message, how long that may be.
     pub bytes: u64,
     /// Its communicator.
     pub comm: u32,

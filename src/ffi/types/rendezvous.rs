@@ -52,7 +52,7 @@ pub struct rdma_transfer_info {
     pub struct_size: usize,
     /// Content bytes.
     pub bytes: u64,
-    /// Nanoseconds since the call (receive) or the match (send).
+    /// Nanoseconds since the call (receive) or the match (send). 0 of a send within one manager.
     pub elapsed_ns: u64,
     /// "shm", "tcp", "ibverbs", "loopback", "local", or "" if none carried it.
     pub provider: *const c_char,

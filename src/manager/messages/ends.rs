@@ -65,22 +65,22 @@ const PANIC: &str = "caught a panic in a blocking call, a defect of the library"
 
 impl Manager {
     /// Waits for the first message that a receive would meet, and claims it if it is to.
-    pub fn message_probe(
+    pub(crate) fn message_probe(
         &self,
         wanted: &Wanted,
         claim: bool,
         timeout: Duration,
+        thread: Thread,
     ) -> Result<Option<Found>, Status> {
-        let look = || self.core.lock().engine.message_probe(wanted, claim);
+        let look = || self.core.lock_on(thread).engine.message_probe(wanted, claim);
         if let Some(found) = look()? {
             return Ok(Some(found));
         }
+        self.refuse_inside_on(thread)?;
         if timeout.is_zero() {
-            self.refuse_inside()?;
-            self.turn();
+            self.turn_on(thread);
             return look();
         }
-        self.refuse_inside()?;
         let mut result = Ok(None);
         let waiter = Arc::new(Waiter::default());
         let _probing = Probing::begin(self);

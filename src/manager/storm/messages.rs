@@ -205,7 +205,12 @@ impl Storm {
         let wanted = Wanted { from: Party::ANY, comm: COMM, tag: 0, mask: 0 };
         loop {
             for node in 0..self.all.len() {
-                let found = self.all[node].0.message_probe(&wanted, false, Duration::ZERO);
+                let found = self.all[node].0.message_probe(
+                    &wanted,
+                    false,
+                    Duration::ZERO,
+                    crate::thread::Thread::this(),
+                );
                 if let Some(found) = found.expect("probe") {
                     self.message_recv(node, None, (0, 0), found.len as usize);
                 }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write as _};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -15,6 +15,8 @@ use crate::status::{Code, Status};
 
 /// Events that wait in memory.
 pub(super) const BUFFERED: usize = 4096;
+/// So often they are written, while they come.
+const EVERY: Duration = Duration::from_secs(1);
 /// Events of one trace; what comes later is dropped and counted.
 const MAX_EVENTS: u64 = 10_000_000;
 /// Bytes of a key that are kept.
@@ -50,6 +52,10 @@ pub(super) struct Recorder {
     /// that traces of several processes of a host can be laid over each other.
     anchor: (Instant, u64),
     events: Vec<Event>,
+    /// When they went to the file last.
+    written: Instant,
+    /// Where the end of the file begins.
+    end: u64,
     recorded: u64,
     dropped: u64,
 }
@@ -57,18 +63,20 @@ pub(super) struct Recorder {
 impl Recorder {
     pub(super) fn create(path: String, process: u32, manager: &str) -> Result<Recorder, Status> {
         let os = |e| Status::os(format_args!("trace to {path:?}"), &e);
-        let mut file = files::create(&path).map_err(os)?;
+        let file = files::create(&path).map_err(os)?;
         let head = format!(
             "[\n{{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":{process},\"tid\":0,\
              \"args\":{{\"name\":{}}}}}\n]\n",
             Json(manager)
         );
-        without_write_signals(|| file.write_all(head.as_bytes())).map_err(os)?;
+        without_write_signals(|| file.write_all_at(head.as_bytes(), 0)).map_err(os)?;
         Ok(Recorder {
             file,
             process,
             anchor: (Instant::now(), monotonic_ns()),
             events: Vec::with_capacity(BUFFERED),
+            written: Instant::now(),
+            end: (head.len() - END.len()) as u64,
             recorded: 0,
             dropped: 0,
             path,
@@ -81,8 +89,15 @@ impl Recorder {
             return Ok(());
         }
         self.recorded += 1;
+        let now = event.start + event.duration;
         self.events.push(event);
-        if self.events.len() == BUFFERED { self.flush() } else { Ok(()) }
+        // A process that dies leaves what was before that.
+        let due = now.saturating_duration_since(self.written) >= EVERY;
+        if !due && self.events.len() < BUFFERED {
+            return Ok(());
+        }
+        self.written = now;
+        self.flush()
     }
 
     fn flush(&mut self) -> Result<(), Status> {
@@ -101,11 +116,21 @@ impl Recorder {
         }
         let path = &self.path;
         let os = |e| Status::os(format_args!("trace to {path:?}"), &e);
-        self.file.seek(SeekFrom::End(-(END.len() as i64))).map_err(os)?;
         let mut bytes = Vec::with_capacity(text.len() + END.len());
         bytes.extend_from_slice(text.as_bytes());
         bytes.extend_from_slice(END);
-        without_write_signals(|| self.file.write_all(&bytes)).map_err(os)
+        without_write_signals(|| {
+            let written = self.file.write_all_at(&bytes, self.end);
+            if written.is_err() {
+                // What was there before is complete again: the end lies where it lay.
+                let _ = self.file.set_len(self.end);
+                let _ = self.file.write_all_at(END, self.end);
+            }
+            written
+        })
+        .map_err(os)?;
+        self.end += text.len() as u64;
+        Ok(())
     }
 
     pub(super) fn finish(&mut self) -> Result<(), Status> {

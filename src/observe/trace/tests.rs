@@ -125,3 +125,53 @@ fn a_full_disk_ends_the_trace_only() {
     }
     assert!(!trace.enabled());
 }
+
+/// A file that can grow no further is complete up to what had room, and who stops the trace hears of it.
+#[test]
+fn a_file_that_is_full_stays_complete() {
+    const CHILD: &str = "RDMA_TEST_OF_A_FULL_FILE";
+    let path = path("full.json");
+    if std::env::var_os(CHILD).is_none() {
+        // The limit is a process's, and would be other tests', too.
+        let test = "observe::trace::tests::a_file_that_is_full_stays_complete";
+        let done = std::process::Command::new("/proc/self/exe")
+            .args(["--exact", test, "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        return;
+    }
+    let most = libc::rlimit { rlim_cur: 20_000, rlim_max: 20_000 };
+    // SAFETY: a valid struct.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const most) }, 0);
+    for at_the_end in [true, false] {
+        let trace = Trace::new();
+        trace.start(&path, "m").unwrap();
+        let before = if at_the_end { BUFFERED / 2 } else { BUFFERED + 1 };
+        (0..before).for_each(|_| trace.span("x", "test", Instant::now(), &Args::default()));
+        assert_eq!(trace.enabled(), at_the_end);
+        let full = trace.stop().unwrap_err();
+        assert!(format!("{full}").contains("full.json"), "{full}");
+        assert_ne!(full.code, Code::FailedPrecondition);
+        assert_eq!(trace.stop().unwrap_err().code, Code::FailedPrecondition, "told once");
+        assert_eq!(read(&path).len(), 1, "what it began with");
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// What a process that dies leaves is a second old at most, while events come.
+#[test]
+fn events_reach_the_file_each_second() {
+    let path = path("seconds.json");
+    let trace = Trace::new();
+    trace.start(&path, "m").unwrap();
+    let event = || trace.span("x", "test", Instant::now(), &Args::default());
+    event();
+    assert_eq!(read(&path).len(), 1);
+    std::thread::sleep(std::time::Duration::from_millis(1050));
+    event();
+    assert_eq!(read(&path).len(), 3);
+    trace.stop().unwrap();
+    std::fs::remove_file(&path).unwrap();
+}
