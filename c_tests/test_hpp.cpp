@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 #include <sstream>
+#include <type_traits>
 
 static std::string provider = "loopback";
 static int passed;
@@ -37,6 +38,12 @@ static void send_and_receive() {
   CHECK(r->tensor.nbytes() == 20000 && r->tensor.dims() == std::vector<std::int64_t>({50, 100}));
   CHECK(std::memcmp(r->tensor.data(), x.data(), 20000) == 0);
   OK(sent.get_future().get());
+  /* Of nothing there is no memory, as of an empty vector. */
+  OK(p.b.send("none", 1, rdma::Tensor(nullptr, 0)));
+  auto none = p.a.recv_into("beta", "none", 1, nullptr, 0);
+  OK(none.status());
+  CHECK(none->nbytes() == 0 && !rdma::Response());
+  CHECK((!std::is_constructible<rdma::StringView, int>::value && std::is_constructible<rdma::StringView, std::nullptr_t>::value));
   rdma::RecvOptions into;
   into.dst = y.data();
   into.dst_len = 20000;

@@ -339,6 +339,10 @@ static void layouts() {
     CHECK((r.status().part_lens == std::vector<std::uint64_t>{third, third, third}));
     x.to.assign(n, '?');
     recv.layout = rdma::MessageLayout::iovec({piece(x.to, 0), piece(x.to, 1), piece(x.to, 2)});
+    rdma::MessageLayout taken(std::move(send.layout));
+    CHECK(taken && taken.size() == x.from.size() && !send.layout && send.layout.size() == 0);
+    send.layout = std::move(taken);
+    CHECK(send.layout && !taken);
     send.layout = rdma::MessageLayout();
     send.header.clear();
     r = GET(p.b.irecv(p.to_a, COMM, 2, EXACT, nullptr, 0, recv));

@@ -52,5 +52,7 @@ add_library(RdmaTransport::static STATIC IMPORTED GLOBAL)
 set_target_properties(RdmaTransport::static PROPERTIES
   IMPORTED_LOCATION ${RT_STATIC}
   INTERFACE_INCLUDE_DIRECTORIES ${CMAKE_CURRENT_SOURCE_DIR}/include
-  INTERFACE_LINK_LIBRARIES "${RT_SYSTEM_LIBS}")
+  INTERFACE_LINK_LIBRARIES "${RT_SYSTEM_LIBS}"
+  # Inline functions of the C++ headers stay with their copy of the library.
+  INTERFACE_COMPILE_OPTIONS "$<$<COMPILE_LANGUAGE:CXX>:-fvisibility-inlines-hidden>")
 add_dependencies(RdmaTransport::static rdma_transport_cargo)

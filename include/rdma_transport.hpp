@@ -306,15 +306,16 @@ class Manager {
     if (rc == RDMA_OK) state.release();
     return Status::of(rc);
   }
-  /* Blocks until the content is in the caller's memory; no request to hold. */
+  /* Blocks until the content is in the caller's memory; no request to hold. Of `len` 0 nobody has memory: nullptr will do. */
   Result<Tensor> recv_into(const std::string &peer, StringView key, std::int64_t step, void *dst, std::uint64_t len,
                            std::int64_t timeout_ms = 0) {
     Status text = detail::whole("Manager::recv_into", "peer", peer);
     if (!text.ok()) return text;
     rdma_recv_options_t o;
     rdma_recv_options_init(&o, sizeof o);
+    char none;
     o.timeout_ms = timeout_ms;
-    o.dst = dst;
+    o.dst = dst || len ? dst : &none;
     o.dst_len = len;
     rdma_tensor_t out;
     rdma_tensor_init(&out, sizeof out);

@@ -47,6 +47,15 @@ using MessageRoom = std::function<void(const Status &, std::uint64_t bytes)>;
 class MessageLayout {
  public:
   MessageLayout() = default;
+  MessageLayout(const MessageLayout &) = default;
+  MessageLayout &operator=(const MessageLayout &) = default;
+  /* What was moved from is none. */
+  MessageLayout(MessageLayout &&other) noexcept { swap(other); }
+  MessageLayout &operator=(MessageLayout &&other) noexcept {
+    MessageLayout moved(std::move(other));
+    swap(moved);
+    return *this;
+  }
   /* Pieces, one after the other. */
   static MessageLayout iovec(std::vector<rdma_msg_piece_t> pieces) { return listed(RDMA_MSG_IOVEC, std::move(pieces)); }
   /* Each piece a part of the message; of a receive, the place for one, which may be longer. */
@@ -81,6 +90,14 @@ class MessageLayout {
   }
 
  private:
+  void swap(MessageLayout &other) noexcept {
+    std::swap(kind_, other.kind_);
+    pieces_.swap(other.pieces_);
+    std::swap(base_, other.base_);
+    std::swap(count_, other.count_);
+    std::swap(block_, other.block_);
+    std::swap(stride_, other.stride_);
+  }
   static MessageLayout listed(std::uint32_t kind, std::vector<rdma_msg_piece_t> pieces) {
     MessageLayout out;
     out.kind_ = kind;

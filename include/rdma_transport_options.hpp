@@ -45,6 +45,7 @@ class Response {
     return Status::of(rdma_response_fail(mgr_, id_, code, message.data(), message.size()));
   }
   rdma_response_t id() const { return id_; }
+  explicit operator bool() const { return id_ != 0; }
 
  private:
   rdma_mgr_t *mgr_ = nullptr;

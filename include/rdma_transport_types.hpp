@@ -37,6 +37,8 @@ class StringView {
  public:
   StringView() = default;
   StringView(const char *data, std::size_t size) : data_(data), size_(size) {}
+  /* 0 is no text. */
+  StringView(int) = delete;
   StringView(const char *text) : StringView(text, text ? std::strlen(text) : 0) {}
   StringView(const std::string &text) : StringView(text.data(), text.size()) {}
   const char *data() const { return data_; }

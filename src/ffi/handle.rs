@@ -60,7 +60,7 @@ impl Beside {
     }
 }
 
-/// Value of `rdma_mgr::magic`.
+/// Of `rdma_mgr::magic`; see [`magic`].
 const MAGIC: u64 = 0x7264_6d61_5f6d_6772;
 /// Dead handles that wait before they are used again.
 const QUARANTINE: usize = 256;
@@ -93,6 +93,13 @@ pub(super) fn watch_forks() {
     });
 }
 
+/// Value of `rdma_mgr::magic`. A process may have several copies of the library, in plugins that are linked with the static one: none
+/// takes another's handle, whose callers and threads it does not know.
+#[inline(always)]
+fn magic() -> u64 {
+    MAGIC ^ (&raw const PROCESS).addr() as u64
+}
+
 /// Takes a handle for a manager that is about to be made: its address is known first, for callbacks
 /// that carry it.
 pub(super) fn reserve() -> &'static rdma_mgr {
@@ -103,7 +110,7 @@ pub(super) fn reserve() -> &'static rdma_mgr {
     drop(dead);
     reused.unwrap_or_else(|| {
         Box::leak(Box::new(rdma_mgr {
-            magic: MAGIC,
+            magic: magic(),
             pid: AtomicU32::new(0),
             closing: AtomicBool::new(false),
             retired: AtomicBool::new(true),
@@ -195,8 +202,8 @@ unsafe fn check(mgr: *const rdma_mgr_t) -> Result<&'static rdma_mgr, Status> {
         return Err(foreign(mgr));
     }
     // SAFETY: readable by this function's contract.
-    let magic = unsafe { (&raw const (*mgr).magic).read() };
-    if magic != MAGIC {
+    let given = unsafe { (&raw const (*mgr).magic).read() };
+    if given != magic() {
         return Err(foreign(mgr));
     }
     // SAFETY: a handle; its memory is never given back.
@@ -211,7 +218,7 @@ unsafe fn check(mgr: *const rdma_mgr_t) -> Result<&'static rdma_mgr, Status> {
 fn foreign(mgr: *const rdma_mgr_t) -> Status {
     match super::args::not_null("mgr", mgr) {
         Err(null) => null,
-        Ok(()) => Status::invalid("mgr does not come from rdma_mgr_create"),
+        Ok(()) => Status::invalid("mgr does not come from rdma_mgr_create, of this copy of the library"),
     }
 }
 
