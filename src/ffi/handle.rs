@@ -218,7 +218,9 @@ unsafe fn check(mgr: *const rdma_mgr_t) -> Result<&'static rdma_mgr, Status> {
 fn foreign(mgr: *const rdma_mgr_t) -> Status {
     match super::args::not_null("mgr", mgr) {
         Err(null) => null,
-        Ok(()) => Status::invalid("mgr does not come from rdma_mgr_create, of this copy of the library"),
+        Ok(()) => {
+            Status::invalid("mgr does not come from rdma_mgr_create, of this copy of the library")
+        }
     }
 }
 
