@@ -24,7 +24,7 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
   std::unique_ptr<transport::UnboundBuffer> createUnboundBuffer(void *ptr, size_t size) override;
 
   rdma_mgr_t *mgr() const { return worker_->mgr(); }
-  bool eager() const { return worker_->eager; }
+  bool synchronous() const { return worker_->synchronous; }
   /* The pair with a rank. */
   Pair &pair(int rank);
   /* A pair has got its other end. */

@@ -20,7 +20,7 @@ void Fail(rdma_code_t code, const std::string &what) {
   GLOO_THROW_IO_EXCEPTION(what, ": ", rdma_code_name(code), ": ", LastError());
 }
 
-Worker::Worker(const attr &attr) : eager(attr.eagerSends) {
+Worker::Worker(const attr &attr) : synchronous(attr.synchronousSends) {
   /* Short and unlike any other: it is a part of every address. */
   std::random_device random;
   char name[32];

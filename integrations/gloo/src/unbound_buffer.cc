@@ -51,8 +51,7 @@ void UnboundBuffer::send(int dstRank, uint64_t slot, size_t offset, size_t nbyte
   Pair &pair = context_->pair(dstRank);
   pair.check();
   sends_.add({dstRank}, slot);
-  /* Its end is the receive's, as over Gloo's tcp: by their time-outs collectives notice ranks that do not take part. */
-  const auto begin = context_->eager() ? rdma_unbound_send : rdma_unbound_ssend;
+  const auto begin = context_->synchronous() ? rdma_unbound_ssend : rdma_unbound_send;
   rdma_code_t code = begin(context_->mgr(), buffer_, pair.peer(), slot, nbytes ? offset : 0, nbytes, RDMA_MSG_FOREVER);
   if (code == RDMA_OK) return;
   sends_.remove(dstRank, slot);

@@ -35,8 +35,8 @@ class Worker {
   Worker(const Worker &) = delete;
   Worker &operator=(const Worker &) = delete;
   rdma_mgr_t *mgr() const { return mgr_; }
-  /* As attr::eagerSends. */
-  const bool eager;
+  /* As attr::synchronousSends. */
+  const bool synchronous;
   /* A send on this pair has begun. */
   void sending(rdma_pair_t pair);
   /* Waits until all that was sent, by whatever thread, has left its memory. Gloo's algorithms write over what they have sent as

@@ -30,14 +30,14 @@ using Context = std::shared_ptr<gloo::rendezvous::Context>;
 using Millis = std::chrono::milliseconds;
 /* Of all contexts here; "gloo" is Gloo's own tcp. */
 extern std::string provider;
-/* attr::eagerSends of those that are made from now on. */
-extern bool eager;
+/* attr::synchronousSends of those that are made from now on. */
+extern bool synchronous;
 
 inline std::shared_ptr<gloo::transport::Device> device() {
   if (provider == "gloo") return gloo::transport::tcp::CreateDevice("localhost");
   gloo::transport::rdma::attr attr;
   attr.provider = provider;
-  attr.eagerSends = eager;
+  attr.synchronousSends = synchronous;
   return gloo::transport::rdma::CreateDevice(attr);
 }
 

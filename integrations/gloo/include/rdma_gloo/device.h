@@ -28,9 +28,9 @@ struct attr {
   /* A secret that all ranks share. Without one, others than this host are let in only with `allowRemote`. */
   std::string secret;
   bool allowRemote = false;
-  /* Short sends of unbound buffers end when their memory is free, whether another rank receives them or not. Quicker, but their waits do
-   * not time out for a rank that does not take part, as over Gloo's tcp they do, and here by default. */
-  bool eagerSends = false;
+  /* Sends of unbound buffers end once another rank has received them, however short they are: so their waits time out for a rank that
+   * does not take part, as over Gloo's tcp. A word back for each; a rank that leaves as soon as it has received may be told as gone. */
+  bool synchronousSends = false;
 };
 
 /* Throws ::gloo::IoException if the attributes cannot be met here. */
