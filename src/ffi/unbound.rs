@@ -73,12 +73,30 @@ pub unsafe extern "C-unwind" fn rdma_unbound_send(
     timeout_ms: i64,
 ) -> rdma_code_t {
     guard_on("rdma_unbound_send", |thread| {
+        let part = (offset as u64, len as u64);
         // SAFETY: the caller's handle, as the header demands.
-        let mgr = unsafe { borrow_on(mgr, thread) }?;
-        let (to, timeout) = (whom(peer)?, timeout("timeout_ms", timeout_ms)?);
-        let (to, part) = ((to, Mode::Standard), (offset as u64, len as u64));
-        mgr.unbound_send_on(thread, buffer, to, slot, part, timeout)
+        unsafe { send(mgr, thread, buffer, (peer, Mode::Standard), slot, part, timeout_ms) }
     })
+}
+
+/// Begins a send in this mode.
+///
+/// # Safety
+/// As the header demands of `mgr`.
+#[inline(always)]
+unsafe fn send(
+    mgr: *mut rdma_mgr_t,
+    thread: Thread,
+    buffer: rdma_unbound_t,
+    (peer, mode): (rdma_peer_t, Mode),
+    slot: u64,
+    part: (u64, u64),
+    timeout_ms: i64,
+) -> Result<(), Status> {
+    // SAFETY: by this function's contract.
+    let mgr = unsafe { borrow_on(mgr, thread) }?;
+    let (to, timeout) = (whom(peer)?, timeout("timeout_ms", timeout_ms)?);
+    mgr.unbound_send_on(thread, buffer, (to, mode), slot, part, timeout)
 }
 
 /// The same in synchronous mode: the send ends once a receive has met it, or as rdma_unbound_send does when none does. For a runtime
@@ -96,11 +114,9 @@ pub unsafe extern "C-unwind" fn rdma_unbound_ssend(
     timeout_ms: i64,
 ) -> rdma_code_t {
     guard_on("rdma_unbound_ssend", |thread| {
+        let part = (offset as u64, len as u64);
         // SAFETY: the caller's handle, as the header demands.
-        let mgr = unsafe { borrow_on(mgr, thread) }?;
-        let (to, timeout) = (whom(peer)?, timeout("timeout_ms", timeout_ms)?);
-        let (to, part) = ((to, Mode::Synchronous), (offset as u64, len as u64));
-        mgr.unbound_send_on(thread, buffer, to, slot, part, timeout)
+        unsafe { send(mgr, thread, buffer, (peer, Mode::Synchronous), slot, part, timeout_ms) }
     })
 }
 
