@@ -84,7 +84,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 9
+#define RDMA_ABI_VERSION 10
 
 /**
  * Version of the library, major part.
@@ -2654,6 +2654,21 @@ rdma_code_t rdma_msg_handler(rdma_mgr_t *mgr,
                              void *userdata);
 
 /**
+ * The same, whose handler is shown content where the peer wrote it, without a copy, if it can be: over shm, from 2 KiB up. What
+ * process that is runs as this user; one that misbehaves can change the bytes while they are read: check copies of them, not
+ * the bytes themselves. Where there is a header `data` then begins at any address. Until the handler has returned the content takes
+ * of the room that the peer has for messages. Anywhere else nothing differs.
+ *
+ * Threads: any. `handler` runs where callbacks run; it may call what callbacks may.
+ *
+ * Returns what rdma_msg_handler returns.
+ */
+rdma_code_t rdma_msg_handler_in_place(rdma_mgr_t *mgr,
+                                      uint32_t handler_id,
+                                      rdma_msg_handler_fn handler,
+                                      void *userdata);
+
+/**
  * Sends like rdma_msg_isend, to the handler of this number at the peer (rdma_msg_handler). It ends as a
  * send to a receive does; with RDMA_MSG_SYNCHRONOUS not before the handler is about to run.
  *
@@ -3707,7 +3722,7 @@ rdma_code_t rdma_mgr_metrics(const rdma_mgr_t *mgr, char *buf, size_t cap, size_
  * Threads: any.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `path` NULL, not UTF-8, longer than 4095 bytes, a FIFO, socket or terminal;
- * RDMA_FAILED_PRECONDITION: a trace is running, `mgr` destroyed or in a forked child;
+ * RDMA_FAILED_PRECONDITION: a trace is running, another manager's is written to that file, `mgr` destroyed or in a forked child;
  * RDMA_NOT_FOUND, RDMA_PERMISSION_DENIED, RDMA_RESOURCE_EXHAUSTED, RDMA_UNAVAILABLE: the file
  * cannot be written; RDMA_INTERNAL.
  */

@@ -300,6 +300,12 @@ class Messages {
     if (id) return MessageRequest(mgr_, id);
     return sent(peer, handler, tag, options.layout ? options.layout.size() : len, options.incarnation);
   }
+  /* As `handler`, whose `run` is shown content where the peer wrote it, if it can be: see rdma_msg_handler_in_place. */
+  Status handler_in_place(std::uint32_t id, MessageHandler *run) const {
+    Status given = run ? detail::there("Messages::handler_in_place", "run", *run) : Status();
+    if (!given.ok()) return given;
+    return Status::of(rdma_msg_handler_in_place(mgr_, id, run ? detail::message_handler : nullptr, run));
+  }
   /* What active messages of this number run; nullptr: nothing any more; an empty function is refused. It has to live as long
    * as the manager: it may run on another thread when this returns. */
   Status handler(std::uint32_t id, MessageHandler *run) const {

@@ -58,14 +58,27 @@ impl Engine {
             return Ok(false);
         }
         let place = (left.at, left.len);
-        if let Some((envelope, credits)) = message::plain_msg(left.head) {
+        let heard = if let Some((envelope, credits)) = message::plain_msg(left.head) {
             c.on_received(fx.lately(), credits);
-            match self.messages.hear_left(fx, c, envelope, place) {
-                Heard::Ended if c.is_settled() => return Ok(true),
-                Heard::Ended => {}
-                other => return Err(Unheard(other)),
+            Some(self.messages.hear_left(fx, c, envelope, place))
+        } else if let Some(m) = message::active_msg(left.head) {
+            match self.messages.hear_active_left(fx, c, m, place) {
+                None => return Ok(false),
+                heard => heard,
             }
-        } else if let Some((index, _, credits)) = message::usual_content(left.head)
+        } else {
+            None
+        };
+        match heard {
+            Some(Heard::Ended) if c.is_settled() => return Ok(true),
+            Some(Heard::Ended) => {
+                self.settle(fx, ch);
+                return Ok(true);
+            }
+            Some(other) => return Err(Unheard(other)),
+            None => {}
+        }
+        if let Some((index, _, credits)) = message::usual_content(left.head)
             && self.takes_left(ch, index, left.len)
         {
             if let Some(c) = self.channels.get_mut(ch) {

@@ -298,6 +298,17 @@ pub trait Fx {
         self.run(Work::Active { handler, active });
         Ok(())
     }
+    /// The same of content at this address, of this length, where an adapter has left it.
+    fn hand_left(
+        &mut self,
+        handler: &ActiveFn,
+        end: MessageEnd,
+        user: &[u8],
+        place: (u64, usize),
+    ) -> Result<(), Status> {
+        let _ = (handler, end, user, place);
+        Err(Status::internal("a message that was not left anywhere"))
+    }
     /// The same of [`Work::MessageEnded`], of which there is much; it may come before other work that is queued.
     fn ended(&mut self, op: u32, memory: (u64, u64)) {
         self.run(Work::MessageEnded { op, memory });

@@ -13,7 +13,7 @@ use super::message_places::{lens, place, user};
 use super::messages::{begin_send, hand_out, isend, optional_out, send_at_once, tell_received};
 use super::sized;
 use super::types::*;
-use crate::engine::front::message::{Active, ActiveFn, Envelope, OnMessage, RoomFn, Wanted};
+use crate::engine::front::message::{Active, Envelope, Handler, OnMessage, RoomFn, Wanted};
 use crate::manager::{Post, Prepared};
 use crate::protocol::message::Extra;
 use crate::status::Status;
@@ -27,24 +27,26 @@ fn handler(
     mgr: *mut rdma_mgr_t,
     handler: rdma_msg_handler_fn,
     userdata: *mut c_void,
-) -> Option<ActiveFn> {
+    in_place: bool,
+) -> Option<Handler> {
     let handler = handler?;
     let (mgr, userdata) = (UserData(mgr.cast()), UserData(userdata));
-    Some(Arc::new(move |active: &Active| {
+    let run = Arc::new(move |active: &Active| {
         let mut status = rdma_msg_status { message: active.message, ..end_to_c(&active.end) };
         let user = active.user();
         if !user.is_empty() {
             (status.header, status.header_len) = (user.as_ptr().cast(), user.len());
         }
-        let data = match active.content() {
-            [] => (&raw const NOTHING).cast(),
-            content => content.as_ptr().cast(),
+        let data = match active.place() {
+            (_, 0) => (&raw const NOTHING).cast(),
+            (at, _) => at.cast(),
         };
         // SAFETY: the application's function, with the arguments that the header promises.
         let said =
             unsafe { call(handler, (mgr.get().cast(), &raw const status, data, userdata.get())) };
         said == RDMA_MSG_LATER
-    }))
+    });
+    Some(Handler { run, in_place })
 }
 
 /// Sets the function that active messages of this number run on their arrival, or, with NULL, takes it
@@ -68,7 +70,29 @@ pub unsafe extern "C-unwind" fn rdma_msg_handler(
     guard_on("rdma_msg_handler", |thread| {
         // SAFETY: the caller's handle, as the header demands.
         let manager = unsafe { borrow_on(mgr, thread) }?;
-        manager.message_handler(handler_id, self::handler(mgr, handler, userdata))
+        manager.message_handler(handler_id, self::handler(mgr, handler, userdata, false))
+    })
+}
+
+/// The same, whose handler is shown content where the peer wrote it, without a copy, if it can be: over shm, from 2 KiB up. What
+/// process that is runs as this user; one that misbehaves can change the bytes while they are read: check copies of them, not
+/// the bytes themselves. Where there is a header `data` then begins at any address. Until the handler has returned the content takes
+/// of the room that the peer has for messages. Anywhere else nothing differs.
+///
+/// Threads: any. `handler` runs where callbacks run; it may call what callbacks may.
+///
+/// Returns what rdma_msg_handler returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn rdma_msg_handler_in_place(
+    mgr: *mut rdma_mgr_t,
+    handler_id: u32,
+    handler: rdma_msg_handler_fn,
+    userdata: *mut c_void,
+) -> rdma_code_t {
+    guard_on("rdma_msg_handler_in_place", |thread| {
+        // SAFETY: the caller's handle, as the header demands.
+        let manager = unsafe { borrow_on(mgr, thread) }?;
+        manager.message_handler(handler_id, self::handler(mgr, handler, userdata, true))
     })
 }
 

@@ -60,7 +60,7 @@ pub unsafe extern "C-unwind" fn rdma_mgr_metrics(
 /// Threads: any.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `path` NULL, not UTF-8, longer than 4095 bytes, a FIFO, socket or terminal;
-/// RDMA_FAILED_PRECONDITION: a trace is running, `mgr` destroyed or in a forked child;
+/// RDMA_FAILED_PRECONDITION: a trace is running, another manager's is written to that file, `mgr` destroyed or in a forked child;
 /// RDMA_NOT_FOUND, RDMA_PERMISSION_DENIED, RDMA_RESOURCE_EXHAUSTED, RDMA_UNAVAILABLE: the file
 /// cannot be written; RDMA_INTERNAL.
 #[unsafe(no_mangle)]

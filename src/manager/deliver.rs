@@ -241,11 +241,23 @@ impl Manager {
 
     #[inline(never)]
     fn run_active(&self, handler: &ActiveFn, active: &mut Active) {
-        let later = handler(active);
-        if active.message != 0 && !later {
-            self.with_engine(|e, w| e.message_drop(w, active.message));
+        /// Also where its thread ends in the handler.
+        struct Ran<'a>(&'a Manager, &'a mut Active);
+        impl Drop for Ran<'_> {
+            fn drop(&mut self) {
+                let left = self.1.is_left();
+                self.1.clear();
+                if left {
+                    // Its peer has no room for more as long as nobody says that it was read, and who drives may sleep.
+                    self.0.core.lock().world.let_go_of_left();
+                }
+            }
         }
-        active.clear();
+        let ran = Ran(self, active);
+        let later = handler(ran.1);
+        if ran.1.message != 0 && !later {
+            self.with_engine(|e, w| e.message_drop(w, ran.1.message));
+        }
     }
 
     /// What a receive holds after its callback.

@@ -117,6 +117,22 @@ impl Works {
         Ok(())
     }
 
+    /// The same of one whose content lies at this place, where an adapter has left it.
+    pub fn push_active_left(
+        &mut self,
+        handler: &ActiveFn,
+        end: MessageEnd,
+        user: &[u8],
+        (at, len): (u64, usize),
+        kept: KeepAlive,
+    ) -> Result<(), Status> {
+        self.push_active(handler, end, (user, &[]), Some(kept))?;
+        if let Some(Work::Active { active, .. }) = self.iter_mut().last() {
+            active.lies_at(at, len);
+        }
+        Ok(())
+    }
+
     /// Where the next will lie.
     #[inline(always)]
     fn place(&mut self) -> &mut Work {

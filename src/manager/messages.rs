@@ -11,7 +11,7 @@ use super::*;
 use crate::counted::Counted;
 use crate::engine::Buffer;
 use crate::engine::front::message::{
-    ActiveFn, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, RoomFn,
+    Found, Handler, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, RoomFn,
     Sending, Sources, Wanted,
 };
 use crate::engine::layout::Spot;
@@ -258,7 +258,7 @@ impl Manager {
     }
 
     /// Sets the handler of active messages of this number, or takes it away.
-    pub fn message_handler(&self, id: u32, handler: Option<ActiveFn>) -> Result<(), Status> {
+    pub fn message_handler(&self, id: u32, handler: Option<Handler>) -> Result<(), Status> {
         self.with_engine(|e, w| e.message_handler(w, id, handler))
     }
 

@@ -257,6 +257,13 @@ impl World {
         self.adapters[kind as usize].as_mut()?.keep(ep, content)
     }
 
+    /// The same of one that it has left where it came.
+    fn keep_left(&mut self) -> Result<KeepAlive, Status> {
+        let (kind, ep) = self.hearing;
+        let kept = self.adapters[kind as usize].as_mut().and_then(|adapter| adapter.keep_left(ep));
+        kept.ok_or_else(|| Status::internal("a message that was not left anywhere"))
+    }
+
     /// A window to memory that nobody registered, by a registration that is kept.
     ///
     /// # Safety

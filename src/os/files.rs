@@ -61,7 +61,8 @@ fn wait(file: &File, until: Instant) -> io::Result<()> {
     }
 }
 
-/// A new file in which one can go back, or an old one, which is emptied. A FIFO or a terminal is none, and nobody waits for its reader.
+/// A new file in which one can go back, or an old one, which is emptied, unless another that was made so is being written: that is
+/// `ResourceBusy`. A FIFO or a terminal is none, and nobody waits for its reader.
 pub fn create(path: &str) -> io::Result<File> {
     let none = || {
         io::Error::new(
@@ -70,11 +71,35 @@ pub fn create(path: &str) -> io::Result<File> {
         )
     };
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).custom_flags(libc::O_NONBLOCK);
+    // What another writes is not to be emptied.
+    options.write(true).create(true).truncate(false).custom_flags(libc::O_NONBLOCK);
     let refused = |e: io::Error| if e.raw_os_error() == Some(libc::ENXIO) { none() } else { e };
     let mut file = options.open(path).map_err(refused)?;
     file.stream_position().map_err(|_| none())?;
+    if file.metadata()?.is_file() {
+        match flock(&file, libc::LOCK_EX | libc::LOCK_NB) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::ResourceBusy.into());
+            }
+            // Not every file system has such locks.
+            _ => {}
+        }
+        file.set_len(0)?;
+    }
     Ok(file)
+}
+
+/// A file that `create` made is another's from here on; a child that was forked meanwhile has it open, too.
+pub fn release(file: &File) {
+    let _ = flock(file, libc::LOCK_UN);
+}
+
+fn flock(file: &File, operation: i32) -> io::Result<()> {
+    // SAFETY: a descriptor that is open.
+    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 #[cfg(test)]

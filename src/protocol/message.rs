@@ -25,8 +25,9 @@ pub use rails::{Nonce, RailMessage};
 use read::*;
 pub use read::{content_of, decode, fuzz_message};
 pub use usual::{
-    CONTENT_HEAD, MSG_HEAD, Short, UsualMeta, UsualMsg, UsualRequest, WholeMsg, matched, msg_head,
-    plain_msg, usual_content, usual_msg, usual_request, whole_content, whole_msg, whole_request,
+    CONTENT_HEAD, MSG_HEAD, Short, UsualMeta, UsualMsg, UsualRequest, WholeMsg, active_msg,
+    matched, msg_head, plain_msg, usual_content, usual_msg, usual_request, whole_content,
+    whole_msg, whole_request,
 };
 use write::*;
 pub use write::{

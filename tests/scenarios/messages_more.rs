@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use rdma_transport::engine::front::message::{
-    Active, Envelope, Mode, OnMessage, Outgoing, Party, Receiving, Sending,
+    Active, Envelope, Handler, Mode, OnMessage, Outgoing, Party, Receiving, Sending,
 };
 use rdma_transport::engine::layout::LAYOUT;
 use rdma_transport::fabric::ProviderKind;
@@ -138,7 +138,8 @@ pub(super) fn handler(p: &mut Post, later: bool) -> Seen {
         tell.lock().unwrap().push((a.end.envelope.tag, a.content().to_vec(), a.message));
         later
     };
-    p.s.call(R, |e, fx| e.message_handler(fx, 7, Some(Arc::new(run)))).unwrap();
+    let handler = Handler { run: Arc::new(run), in_place: false };
+    p.s.call(R, |e, fx| e.message_handler(fx, 7, Some(handler))).unwrap();
     seen
 }
 

@@ -165,6 +165,7 @@ impl Adapter for ShmAdapter {
             self.core.exports.disarm();
         }
         self.polls = self.polls.wrapping_add(1);
+        self.rounds = self.rounds.wrapping_add(1);
         let mut busy = self.poll_links(events);
         if !self.core.moves.left {
             busy |= self.make_moves(events);

@@ -24,7 +24,7 @@ use crate::log;
 use crate::os::TimerFd;
 use crate::os::epoll::{self, Epoll};
 use crate::room::Grows;
-use crate::status::{Code, Status};
+use crate::status::{Code, Reason, Status};
 
 /// Connections that have not said whom they want; more are refused.
 const MAX_STRANGERS: usize = 256;
@@ -350,27 +350,38 @@ impl ShmAdapter {
         }
     }
 
+    /// Something came on the socket of a link, whose peer was gone or not a moment ago: one that has left since then ends its
+    /// socket, too, behind what it published before.
+    pub(super) fn hear_link(&mut self, at: usize, gone: bool, events: &mut Vec<Event>) {
+        let State::Up(link) = &mut self.eps[at].state else { return };
+        match if gone { Err(link.gone()) } else { link.read_socket() } {
+            Ok(()) => return,
+            Err(status) if status.reason != Reason::PeerGone => {
+                return self.down(at, status, events);
+            }
+            Err(_) => {}
+        }
+        match link.take_rest(&mut self.core, events) {
+            // The rest is for the next polls: it stays readable.
+            Ok(true) => {}
+            Ok(false) => {
+                let status = link.gone();
+                self.down(at, status, events);
+            }
+            Err(status) => self.ended(at, status, events),
+        }
+    }
+
     /// Something came on an endpoint's socket, or its peer is gone.
     fn hear(&mut self, at: usize, events: &mut Vec<Event>) {
         let ends = self.eps.len() + 1;
         let endpoint = &mut self.eps[at];
         match &mut endpoint.state {
+            // If there is no room for what it has, it stays readable.
+            State::Up(link) if !link.fits(ends, events) => {}
             State::Up(link) => {
-                if !link.fits(ends, events) {
-                    // It stays readable.
-                } else if link.is_gone() {
-                    match link.take_rest(&mut self.core, events) {
-                        // The rest is for the next polls: it stays readable.
-                        Ok(true) => {}
-                        Ok(false) => {
-                            let status = link.gone();
-                            self.down(at, status, events);
-                        }
-                        Err(status) => self.ended(at, status, events),
-                    }
-                } else if let Err(status) = link.read_socket() {
-                    self.down(at, status, events);
-                }
+                let gone = link.is_gone();
+                self.hear_link(at, gone, events);
             }
             State::AwaitWelcome { .. } => self.hear_welcome(at, events),
             State::AwaitReady { .. } => self.hear_ready(at, events),

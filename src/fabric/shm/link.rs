@@ -384,16 +384,16 @@ impl Link {
     }
 
     /// Whether the end of a peer that is gone, which something that needs it has found, is for later: messages that it published
-    /// before wait here, and polls take them. Each has to take some: behind a WRITE whose content is gone nothing comes.
-    pub(super) fn postpones_end(&mut self, poll: u32) -> bool {
+    /// before wait here, and polls of all links take them. Each has to take some: behind a WRITE whose content is gone nothing comes.
+    pub(super) fn postpones_end(&mut self, round: u32) -> bool {
         let at = self.rx.position();
         let most = *self.last.get_or_insert(at + self.rx.lines());
-        let stands = self.end_found.is_some_and(|(last, before)| last != poll && before == at);
+        let stands = self.end_found.is_some_and(|(last, before)| last != round && before == at);
         if self.inbound.is_some() || stands || at >= most || !self.rx.is_published() {
             return false;
         }
         if self.end_found.is_none_or(|(_, before)| before != at) {
-            self.end_found = Some((poll, at));
+            self.end_found = Some((round, at));
         }
         true
     }

@@ -165,6 +165,8 @@ pub struct ShmAdapter {
     left: Which,
     next: u32,
     polls: u32,
+    /// Polls of all links, which looks at one that has something are not.
+    rounds: u32,
     /// Place of the endpoint that `poll_one` heard last.
     heard: usize,
     /// When its sockets were last looked at, in processor ticks.
@@ -276,6 +278,7 @@ impl ShmAdapter {
             left: Which::NONE,
             next: 1,
             polls: 0,
+            rounds: 0,
             heard: 0,
             kept_house: 0,
             caps,
@@ -322,7 +325,7 @@ impl ShmAdapter {
     #[inline(never)]
     fn ended(&mut self, at: usize, status: Status, events: &mut Vec<Event>) {
         let rest = match &mut self.eps[at].state {
-            State::Up(link) => status.reason == Reason::PeerGone && link.postpones_end(self.polls),
+            State::Up(link) => status.reason == Reason::PeerGone && link.postpones_end(self.rounds),
             _ => false,
         };
         if !rest {

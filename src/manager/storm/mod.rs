@@ -13,6 +13,7 @@ use super::Manager;
 use crate::api::*;
 use crate::config::{Config, Progress};
 use crate::engine::Hooks;
+use crate::engine::front::message::Handler;
 use crate::engine::transfer::sizes::{Chosen, MAX_RDMA_PER_REQUEST};
 use crate::fabric::{AnyAdapter, ProviderKind};
 use crate::status::{Code, Status};
@@ -84,7 +85,8 @@ fn manager(index: usize, seed: u64) -> (Arc<Manager>, Arc<Mutex<Luck>>) {
         let inner = slot.take().expect("loopback");
         *slot = Some(AnyAdapter::Other(Box::new(Disturbed::new(inner.into_box(), luck.clone()))));
     }
-    manager.message_handler(messages::HANDLER, Some(messages::handler())).expect("handler");
+    let handler = Handler { run: messages::handler(), in_place: index == 0 };
+    manager.message_handler(messages::HANDLER, Some(handler)).expect("handler");
     manager.start().expect("start");
     (manager, luck)
 }

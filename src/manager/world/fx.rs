@@ -308,9 +308,7 @@ impl Fx for World {
     }
 
     unsafe fn deliver_left(&mut self, dst: u64, at: u64, len: usize) -> Result<(), Status> {
-        let (kind, ep) = self.hearing;
-        let kept = self.adapters[kind as usize].as_mut().and_then(|adapter| adapter.keep_left(ep));
-        let kept = kept.ok_or_else(|| Status::internal("a message that was not left anywhere"))?;
+        let kept = self.keep_left()?;
         // SAFETY: by this function's contract.
         unsafe { self.batch.deliveries.add_left(dst, (at, len as u64), kept) }
     }
@@ -332,6 +330,17 @@ impl Fx for World {
         let keeps = content.len() >= KEPT_MIN && Active::is_aligned(content);
         let kept = if keeps { self.keep_content(content) } else { None };
         self.batch.works.push_active(handler, end, (user, content), kept)
+    }
+
+    fn hand_left(
+        &mut self,
+        handler: &ActiveFn,
+        end: MessageEnd,
+        user: &[u8],
+        place: (u64, usize),
+    ) -> Result<(), Status> {
+        let kept = self.keep_left()?;
+        self.batch.works.push_active_left(handler, end, user, place, kept)
     }
 
     #[inline]

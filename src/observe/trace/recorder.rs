@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -60,10 +61,28 @@ pub(super) struct Recorder {
     dropped: u64,
 }
 
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        files::release(&self.file);
+    }
+}
+
+/// Each would write over what the other has written.
+fn in_use(path: &str) -> Status {
+    let text = text!(
+        "trace to {path:?}: another manager, of this process or of another, writes its trace there; give each a file \
+         of its own: %n in the path is the manager's name, %p the process id"
+    );
+    Status::new(Code::FailedPrecondition, text)
+}
+
 impl Recorder {
     pub(super) fn create(path: String, process: u32, manager: &str) -> Result<Recorder, Status> {
         let os = |e| Status::os(format_args!("trace to {path:?}"), &e);
-        let file = files::create(&path).map_err(os)?;
+        let file = files::create(&path).map_err(|e| match e.kind() {
+            io::ErrorKind::ResourceBusy => in_use(&path),
+            _ => os(e),
+        })?;
         let head = format!(
             "[\n{{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":{process},\"tid\":0,\
              \"args\":{{\"name\":{}}}}}\n]\n",

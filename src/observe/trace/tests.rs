@@ -114,6 +114,26 @@ fn a_file_that_cannot_be_written_is_an_error() {
     assert!(!trace.enabled());
 }
 
+/// Two managers of a process, or two processes, to which one path was given.
+#[test]
+fn a_file_that_another_trace_writes_is_refused() {
+    let path = path("shared.json");
+    let (first, second) = (Trace::new(), Trace::new());
+    first.start(&path, "first").unwrap();
+    first.span("turn", "test", Instant::now(), &Args::default());
+    let refused = second.start(&path, "second").unwrap_err();
+    assert_eq!(refused.code, Code::FailedPrecondition);
+    assert!(refused.message.contains(&path) && refused.message.contains("%n"), "{refused}");
+    assert!(!second.enabled());
+    first.stop().unwrap();
+    assert_eq!(read(&path).len(), 2, "it is whole");
+    // Nobody writes it now.
+    second.start(&path, "second").unwrap();
+    drop(second);
+    assert_eq!(read(&path).len(), 1, "it is emptied");
+    std::fs::remove_file(&path).unwrap();
+}
+
 #[test]
 fn a_full_disk_ends_the_trace_only() {
     let trace = Trace::new();

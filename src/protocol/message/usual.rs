@@ -260,6 +260,12 @@ impl UsualMsg<'_> {
         (self.user.len() + self.content.len()) as u64
     }
 
+    /// Bytes before the content.
+    #[inline]
+    pub fn content_at(&self) -> usize {
+        MSG_HEAD + if self.user.is_empty() { 0 } else { 2 + self.user.len() }
+    }
+
     /// What is before the content, or before the header of the application.
     #[inline(always)]
     pub fn head(&self, credits: u16) -> [u8; MSG_HEAD] {
@@ -437,6 +443,13 @@ pub fn plain_msg(head: &[u8; VIEW_HEAD]) -> Option<(Envelope, u16)> {
     let comm = u32::from_le_bytes([m0, m1, m2, m3]);
     let envelope = Envelope { comm, tag: u64::from_le_bytes(tag) };
     Some((envelope, u16::from_le_bytes([c0, c1])))
+}
+
+/// The same of one for a handler: with the header of the application, if all of that is at hand, and no content.
+#[inline]
+pub fn active_msg(head: &[u8; VIEW_HEAD]) -> Option<(UsualMsg<'_>, u16)> {
+    let (m, credits) = usual_msg(head).filter(|(m, _)| m.active)?;
+    Some((UsualMsg { content: &[], ..m }, credits))
 }
 
 /// A header of the application with its length, and what is behind it.

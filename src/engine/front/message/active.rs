@@ -1,7 +1,7 @@
 //! Active messages: a handler of the application runs on their arrival.
 //!
 //! A handler has a number, which stands in the place of a communicator. A message that came with its content is given to it
-//! whole, out of memory that is used again, or where an adapter keeps it. Of one whose content waits at the sender it hears as
+//! whole, out of memory that is used again, or where an adapter keeps it, or has left it, if the handler asks for that. Of one whose content waits at the sender it hears as
 //! of a message that a probe has claimed, which it receives or not. What comes before there is a handler of its number waits,
 //! within the bounds of all messages.
 
@@ -14,7 +14,7 @@ use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::moves::KeepAlive;
-use crate::protocol::message::{Extra, Message};
+use crate::protocol::message::{Extra, Message, UsualMsg};
 use crate::status::{Code, Status};
 
 /// How content and header are aligned where a handler finds them.
@@ -33,6 +33,8 @@ pub struct Active {
     len: usize,
     /// Where an adapter keeps the content.
     kept: Option<(u64, KeepAlive)>,
+    /// There its peer may change it, and the adapter has to hear when it is read: see [`is_left`](Self::is_left).
+    left: bool,
     /// Where the header begins.
     user: usize,
 }
@@ -40,7 +42,7 @@ pub struct Active {
 impl Active {
     /// One of no content that came along.
     fn new(end: MessageEnd, message: u64) -> Active {
-        Active { end, message, bytes: Vec::new(), len: 0, kept: None, user: 0 }
+        Active { end, message, bytes: Vec::new(), len: 0, kept: None, left: false, user: 0 }
     }
 
     /// One that has waited, with its content, if that came along, and what travels beside it in its end.
@@ -88,8 +90,22 @@ impl Active {
         self.grow(copied.len() + ALIGNED + user.len())?;
         self.bytes.extend_from_slice(copied);
         (self.len, self.user) = (content.len(), copied.len());
-        self.kept = kept.map(|kept| (content.as_ptr() as u64, kept));
+        (self.kept, self.left) = (kept.map(|kept| (content.as_ptr() as u64, kept)), false);
         if user.is_empty() { Ok(()) } else { self.put_user(user) }
+    }
+
+    /// Its content, of which there was none, lies at this address, of this length, where an adapter has left it; it is kept.
+    pub fn lies_at(&mut self, at: u64, len: usize) {
+        if let Some(kept) = &mut self.kept {
+            (kept.0, self.len, self.left) = (at, len, true);
+        }
+    }
+
+    /// Whether its content lies where an adapter has left it, whose peer may still change it. When the handler has run, the adapter has to
+    /// hear that it is kept no more.
+    #[inline]
+    pub fn is_left(&self) -> bool {
+        self.left
     }
 
     /// Copies the header behind the content.
@@ -116,9 +132,18 @@ impl Active {
         (content.as_ptr() as usize).is_multiple_of(ALIGNED)
     }
 
-    /// The content that came along.
+    /// Where the content lies that came along, and its length: as long as this is not cleared.
+    pub fn place(&self) -> (*const u8, usize) {
+        match &self.kept {
+            Some((at, _)) => (*at as *const u8, self.len),
+            None => (self.bytes.as_ptr(), self.len.min(self.bytes.len())),
+        }
+    }
+
+    /// The content that came along, unless its peer may still change it: that is at its [`place`](Self::place) alone.
     pub fn content(&self) -> &[u8] {
         match &self.kept {
+            Some(_) if self.left => &[],
             // SAFETY: it lies there unchanged as long as it is kept, of this length.
             Some((at, _)) => unsafe { std::slice::from_raw_parts(*at as *const u8, self.len) },
             None => self.bytes.get(..self.len).unwrap_or_default(),
@@ -133,29 +158,39 @@ impl Active {
     /// The handler has run. Some memory stays for the next.
     #[inline]
     pub fn clear(&mut self) {
-        (self.kept, self.end.extra) = (None, None);
+        (self.kept, self.left, self.end.extra) = (None, false, None);
         if self.bytes.capacity() > KEPT {
             self.bytes = Vec::new();
         }
     }
 }
 
-/// A handler. True: the message, whose content did not come along, is received later.
+/// A handler's function. True: the message, whose content did not come along, is received later.
 pub type ActiveFn = Arc<dyn Fn(&Active) -> bool + Send + Sync>;
 
+/// A handler.
+#[derive(Clone)]
+pub struct Handler {
+    /// What it runs.
+    pub run: ActiveFn,
+    /// It reads content where the peer wrote it, if an adapter has left it there.
+    pub in_place: bool,
+}
+
 impl Messages {
-    /// A message whose sender does not wait came for a handler: as a rule there is one.
+    /// A message whose sender does not wait came for a handler: as a rule there is one. Its content lies at this address, with this
+    /// length, if it was left where it came.
     #[inline(never)]
     pub(super) fn hear_active(
         &mut self,
         fx: &mut impl Fx,
         c: &mut Channel,
         envelope: Envelope,
-        user: &[u8],
-        content: &[u8],
+        (user, content): (&[u8], &[u8]),
+        left: Option<(u64, usize)>,
     ) -> Heard {
         let (party, incarnation) = (Party::peer(c.peer), c.incarnation);
-        let len = content.len() as u64;
+        let len = left.map_or(content.len(), |(_, len)| len) as u64;
         let cost = len + user.len() as u64;
         if let Err(status) = c.flow.receive(cost) {
             return Heard::Refused(status);
@@ -168,7 +203,11 @@ impl Messages {
         let (extra, short) = (None, Default::default());
         let result = Ok(());
         let end = MessageEnd { result, party, incarnation, envelope, len, extra, short };
-        if let Err(status) = fx.hand(handler, end, user, content) {
+        let handed = match left {
+            None => fx.hand(&handler.run, end, user, content),
+            Some(place) => fx.hand_left(&handler.run, end, user, place),
+        };
+        if let Err(status) = handed {
             return Heard::Refused(status);
         }
         c.counters.recv_done(len, 0, Code::Ok, Protocol::Eager);
@@ -179,13 +218,34 @@ impl Messages {
     }
 }
 
+impl Messages {
+    /// The same of a message that was left where it came, of `len` bytes at `at`, if its handler reads content there. `None`: it does not,
+    /// or cannot; then nothing was done.
+    pub(in crate::engine) fn hear_active_left(
+        &mut self,
+        fx: &mut impl Fx,
+        c: &mut Channel,
+        (m, credits): (UsualMsg<'_>, u16),
+        (at, len): (u64, usize),
+    ) -> Option<Heard> {
+        let head = m.content_at();
+        let wanted = self.handlers.get(&m.envelope.comm).is_some_and(|h| h.in_place);
+        if !wanted || head > len {
+            return None;
+        }
+        c.on_received(fx.lately(), credits);
+        let place = (at + head as u64, len - head);
+        Some(self.hear_active(fx, c, m.envelope, (m.user, &[]), Some(place)))
+    }
+}
+
 impl Engine {
     /// Sets the handler of a number, or takes it away; what has waited for it goes to it.
     pub fn message_handler(
         &mut self,
         fx: &mut impl Fx,
         id: u32,
-        handler: Option<ActiveFn>,
+        handler: Option<Handler>,
     ) -> Result<(), Status> {
         if self.closing {
             return Err(Self::ending());
@@ -195,10 +255,11 @@ impl Engine {
             return Ok(());
         };
         crate::room::grow(&mut self.messages.handlers, 1, "handlers")?;
-        let before = self.messages.handlers.insert(id, handler.clone());
+        let run = handler.run.clone();
+        let before = self.messages.handlers.insert(id, handler);
         while let Some(index) = self.messages.unexpected.find_active(id) {
             let handed = match fx.fits(1) {
-                true => self.hand_over(fx, index, handler.clone()),
+                true => self.hand_over(fx, index, run.clone()),
                 false => Err(crate::room::none(size_of::<Work>(), "an active message")),
             };
             if let Err(status) = handed {
@@ -240,7 +301,7 @@ impl Engine {
     }
 
     fn take_active(&mut self, fx: &mut impl Fx, arrived: Arrived) -> Result<u32, Status> {
-        let handler = self.messages.handlers.get(&arrived.envelope.comm).cloned();
+        let handler = self.messages.handlers.get(&arrived.envelope.comm).map(|h| h.run.clone());
         if !fx.fits(1) {
             return Err(crate::room::none(size_of::<Work>(), "an active message"));
         }

@@ -46,7 +46,7 @@ use crate::engine::list::Links;
 use crate::engine::slab::Slab;
 pub use crate::protocol::message::Envelope;
 use crate::status::Status;
-pub use active::{Active, ActiveFn};
+pub use active::{Active, ActiveFn, Handler};
 pub use layouts::{Beside, ShortHeader};
 pub use matching::Sources;
 pub use receive::Found;
@@ -318,7 +318,7 @@ pub(in crate::engine) struct Messages {
     /// There was a receive of one incarnation alone.
     bound: bool,
     /// Handlers of active messages.
-    handlers: HashMap<u32, ActiveFn>,
+    handlers: HashMap<u32, Handler>,
     /// Memory of operations that lies in pieces.
     layouts: Slab<Arc<Layout>>,
     /// Memory of some that have gone.

@@ -1,4 +1,4 @@
-//! A copy that waits for memory is no silence of a process that drives.
+//! A copy that waits for memory is no silence of a process that drives; and the end of one hides nothing of what it said before.
 
 use super::*;
 
@@ -73,4 +73,55 @@ fn r19_who_polls_while_a_copy_waits_shows_life_and_nobody_else() {
         [&mut a, &mut b].into_iter().for_each(|side| side.housekeeping(&mut events));
         assert_eq!(marks(&a, &b, eps), before);
     }
+}
+
+/// What comes of these polls: messages, and then the end.
+fn last_words(adapter: &mut ShmAdapter, mut events: Vec<Event>) -> Vec<Vec<u8>> {
+    let mut words = Vec::new();
+    loop {
+        for event in events.drain(..) {
+            match event {
+                Event::Message { bytes, .. } => words.push(bytes.bytes().to_vec()),
+                Event::Down { .. } => return words,
+                other => panic!("{other:?}"),
+            }
+        }
+        adapter.poll(&mut events);
+    }
+}
+
+/// It was there when that was looked at, and its socket is at its end when that is read.
+#[test]
+fn r43_last_words_of_a_peer_that_leaves_while_its_socket_is_read() {
+    let (mut a, mut b) = (open(None), open(None));
+    let (ea, eb) = connect(&mut a, &mut b);
+    a.send(ea, &[b"received"]).unwrap();
+    drop(a);
+    let (at, mut events) = (b.index[&eb.0], Vec::new());
+    b.hear_link(at, false, &mut events);
+    assert_eq!(last_words(&mut b, events), [b"received"]);
+}
+
+/// Meanwhile a message of another was heard, and no more than that was looked at.
+#[test]
+fn r43_last_words_of_a_peer_while_another_is_heard() {
+    let (mut a, mut b, mut c) = (open(None), open(None), open(None));
+    let (ea, eb) = connect(&mut a, &mut b);
+    let (ec, _) = connect(&mut c, &mut b);
+    a.send(ea, &[b"received"]).unwrap();
+    a.hang_up(ea);
+    let (at, mut events) = (b.index[&eb.0], Vec::new());
+    for _ in 0..3 {
+        let gone = link(&mut b, eb).gone();
+        b.ended(at, gone, &mut events);
+        // The turn is that of the one that left after each other one's.
+        b.heard = at;
+        b.flush();
+        c.send(ec, &[b"other"]).unwrap();
+        assert!(matches!(b.poll_one(), One::Message(..)));
+    }
+    assert!(events.is_empty(), "{events:?}");
+    drop(a);
+    let words = last_words(&mut b, events);
+    assert!(words.contains(&b"received".to_vec()), "{words:?}");
 }
