@@ -216,7 +216,7 @@ int main(int argc, char **argv) {
   if (first) say(REPLY); /* connects */
   hear(REPLY);
   if (!first) say(REPLY);
-  if (active) must(rdma_msg_handler(mgr, 1, on_message, NULL), "rdma_msg_handler");
+  if (active) must(rdma_msg_handler_in_place(mgr, 1, on_message, NULL), "rdma_msg_handler_in_place");
   double (*measure)(long, long) = active ? pings ? active_latency : active_stream : pings ? latency : stream;
   if (strcmp(how, "typical") == 0) measure = typical;
   double each = measure(skip + rounds, skip);

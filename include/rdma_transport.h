@@ -3353,7 +3353,8 @@ rdma_code_t rdma_buffer_test(rdma_mgr_t *mgr,
  * does not run. Where the other end is slow that takes up to 2 seconds; then the connection to it ends,
  * and with it its pairs. What the other end sends to the slot once it has heard of this waits for the next
  * receive buffer of it; a send that it begins before it has, which takes a message's time, ends with
- * RDMA_PERMISSION_DENIED, and is not done. Over shm a process that was stopped in the middle of a transfer
+ * RDMA_PERMISSION_DENIED, and is not done, a notice without content as any (over ibverbs this returns when the other end has heard,
+ * and what is sent until then may have been done, and is gone with the buffer). Over shm a process that was stopped in the middle of a transfer
  * may read the memory of a send buffer once more when it goes on; what it read counts for nothing. Who waits
  * for the buffer gets RDMA_NOT_FOUND.
  *

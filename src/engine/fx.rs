@@ -298,15 +298,19 @@ pub trait Fx {
         self.run(Work::Active { handler, active });
         Ok(())
     }
-    /// The same of content at this address, of this length, where an adapter has left it.
-    fn hand_left(
+    /// The same of a header and of content at these addresses, of these lengths, in a message that an adapter has left where it came
+    /// and that is being heard.
+    ///
+    /// # Safety
+    /// So many bytes of that message lie there.
+    unsafe fn hand_left(
         &mut self,
         handler: &ActiveFn,
         end: MessageEnd,
-        user: &[u8],
+        header: (u64, usize),
         place: (u64, usize),
     ) -> Result<(), Status> {
-        let _ = (handler, end, user, place);
+        let _ = (handler, end, header, place);
         Err(Status::internal("a message that was not left anywhere"))
     }
     /// The same of [`Work::MessageEnded`], of which there is much; it may come before other work that is queued.

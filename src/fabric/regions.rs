@@ -110,9 +110,9 @@ impl RegionTable {
     }
 
     /// Whether `len` bytes at `addr` may be used through `rkey` in the way `need`. As on RDMA
-    /// hardware, an empty range is always allowed: it touches nothing.
+    /// hardware, an empty range is always allowed: it touches nothing. But one that names a key is held to it.
     pub fn check(&self, rkey: u32, addr: u64, len: u64, need: Access) -> Result<(), Refusal> {
-        if len == 0 {
+        if len == 0 && rkey == 0 {
             return Ok(());
         }
         let region = self.regions.get(&rkey).ok_or(Refusal::Key)?;
@@ -160,7 +160,10 @@ mod tests {
         assert_eq!(t.check(k, 0x1001, 0x100, w), Err(Refusal::Bounds));
         assert_eq!(t.check(k, 0x1001, u64::MAX, w), Err(Refusal::Bounds));
         assert_eq!(t.check(k, u64::MAX, 2, w), Err(Refusal::Bounds));
-        assert_eq!(t.check(k, 0, 0, w), Ok(()));
+        assert_eq!(t.check(0, 0, 0, w), Ok(()));
+        assert_eq!(t.check(k, 0x1100, 0, w), Ok(()));
+        assert_eq!(t.check(k, 0x1101, 0, w), Err(Refusal::Bounds));
+        assert_eq!(t.check(k ^ 1, 0x1000, 0, w), Err(Refusal::Key));
     }
 
     #[test]

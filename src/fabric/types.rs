@@ -144,7 +144,8 @@ pub struct Caps {
     /// READ is available.
     pub read: bool,
     /// Registration is a table entry, revocable at once even while a peer writes: regions may be
-    /// opened per request. Operations need no `lkey` for local memory.
+    /// opened per request. Operations need no `lkey` for local memory. A WRITE of no content that names a key (not 0) needs one that
+    /// is good, so that it tells of what was closed; RDMA hardware does not look at it.
     pub windows: bool,
     /// SENDs plus WRITEs WITH IMMEDIATE that may be on their way to one endpoint which does not
     /// poll; the layer above keeps within it by credits.

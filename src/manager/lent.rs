@@ -117,19 +117,25 @@ impl Works {
         Ok(())
     }
 
-    /// The same of one whose content lies at this place, where an adapter has left it.
-    pub fn push_active_left(
+    /// The same of one whose header and content lie at these places, where an adapter has left them.
+    ///
+    /// # Safety
+    /// They are readable, of these lengths, as long as `kept` lives.
+    pub unsafe fn push_active_left(
         &mut self,
         handler: &ActiveFn,
         end: MessageEnd,
-        user: &[u8],
-        (at, len): (u64, usize),
+        header: (u64, usize),
+        place: (u64, usize),
         kept: KeepAlive,
     ) -> Result<(), Status> {
-        self.push_active(handler, end, (user, &[]), Some(kept))?;
-        if let Some(Work::Active { active, .. }) = self.iter_mut().last() {
-            active.lies_at(at, len);
+        self.push_active(handler, end, (&[], &[]), Some(kept))?;
+        self.len -= 1;
+        if let Work::Active { active, .. } = self.place() {
+            // SAFETY: by this function's contract.
+            unsafe { active.lies_at(header, place) }.inspect_err(|_| active.clear())?;
         }
+        self.len += 1;
         Ok(())
     }
 

@@ -236,7 +236,12 @@ impl<F: Fate> World<F> {
         let (from, to) = (self.conns[conn].ends[side].who, self.conns[conn].ends[1 - side].who);
         let key = (remote.rkey, self.conns[conn].ends[1 - side].card);
         if n == 0 {
-            return Ok(());
+            // No content is held to a key that it names, by adapters that look.
+            let held = local.is_empty() && remote.rkey != 0 && self.nodes[to.node].caps.windows;
+            return match held && !self.mem.allowed(key, to, remote.addr, 0, Access::REMOTE_WRITE) {
+                true => Err(Status::new(Code::PermissionDenied, "write refused")),
+                false => Ok(()),
+            };
         }
         self.check_lkey(from, local, Access::empty());
         let from_device = self.mem.on_device(local.addr());

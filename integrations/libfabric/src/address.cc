@@ -120,6 +120,8 @@ std::string Address::name() const { return "fi-" + (has_id() ? hex(id, sizeof id
 std::string Address::text() const { return "fi_rdmat://" + place() + "/" + hex(id, sizeof id); }
 
 bool Address::resolve(const char *node, const char *service) {
+  /* Of a number the C library takes the lower 16 bits. */
+  if (service != nullptr && std::strtoull(service, nullptr, 10) > UINT16_MAX) return false;
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   /* A host with addresses of both kinds is the same for all who ask. */

@@ -101,6 +101,7 @@ ssize_t fetch(fid_ep *ep, const fi_ioc *iov, size_t count, const fi_ioc *compare
 
 ssize_t with_message(fid_ep *ep, const fi_msg_atomic *msg, const fi_ioc *compare, size_t compares, fi_ioc *result,
                      size_t results, uint64_t flags) {
+  if (const ssize_t bad = check_flags(flags, kSendFlags)) return bad;
   return ep_of(ep)->atomic({msg->msg_iov, msg->iov_count, compare, compares, result, results, msg->addr, msg->rma_iov,
                             msg->rma_iov_count, msg->datatype, msg->op, msg->context, flags, false});
 }

@@ -73,6 +73,18 @@ int error_of(rdma_code_t code);
 /* What a call that began an operation returns to the application: no room is FI_EAGAIN. */
 ssize_t refusal(rdma_code_t code, fi_log_subsys where, const char *what);
 
+/* What the flags of one operation may be, beside those of the kind of operation. */
+constexpr uint64_t kFlags = FI_COMPLETION | FI_MORE;
+constexpr uint64_t kSendFlags =
+    kFlags | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE;
+/* An order or an end that is asked for, and is not kept, would be told of by nothing: it is refused. */
+inline ssize_t check_flags(uint64_t flags, uint64_t known) {
+  if ((flags & ~known) == 0) return 0;
+  RDMAT_WARN(FI_LOG_EP_DATA, "flags %#llx of an operation are not known or not kept, %#llx are\n",
+             static_cast<unsigned long long>(flags & ~known), static_cast<unsigned long long>(known));
+  return flags & (FI_MULTICAST | FI_TRIGGER) ? -FI_ENOSYS : -FI_EBADFLAGS;
+}
+
 /* For entries of libfabric's tables that are not there. */
 template <typename... Args>
 int no_int(Args...) {

@@ -248,16 +248,14 @@ bool Ep::take_back(const Request *r, uint64_t number, const std::atomic<uint64_t
 
 /* fi_cancel: of receives. A send that the peer knows of would have to be taken back from it. */
 ssize_t Ep::cancel(void *context) {
-  bool found = false;
-  requests_.each([&](Request *r) {
-    const uint64_t number = r->number();
+  uint64_t number = 0;
+  for (size_t skip = 0; Request *r = requests_.receive_of(context, skip, &number); ++skip) {
     const Kind kind = r->kind;
-    if (found || (kind != Kind::Receive && kind != Kind::MultiReceive) || r->context != context || r->told) return;
-    if (!r->stop_for(number, FI_ECANCELED)) return;
+    if (r->told || !r->stop_for(number, FI_ECANCELED)) continue;
     /* A buffer for several is between two messages now and then, and ends before the next. */
-    found = take_back(r, number, r->message) || kind == Kind::MultiReceive;
-  });
-  return found ? 0 : -FI_ENOENT;
+    if (take_back(r, number, r->message) || kind == Kind::MultiReceive) return 0;
+  }
+  return -FI_ENOENT;
 }
 
 uint32_t Ep::progress() {

@@ -172,7 +172,8 @@ int Ep::start_manager() {
     static_cast<Ep *>(ep)->on_ack(status);
     return uint32_t{RDMA_MSG_HANDLED};
   };
-  rdma_code_t code = rdma_msg_handler(mgr_, kOnWrite, write, this);
+  /* It copies each byte once, to where it belongs. */
+  rdma_code_t code = rdma_msg_handler_in_place(mgr_, kOnWrite, write, this);
   if (code == RDMA_OK) code = rdma_msg_handler(mgr_, kOnRead, read, this);
   if (code == RDMA_OK) code = rdma_msg_handler(mgr_, kOnAtomic, atomic, this);
   if (code == RDMA_OK) code = rdma_msg_handler(mgr_, kOnAck, ack, this);

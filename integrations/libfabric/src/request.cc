@@ -26,21 +26,64 @@ void Requests::prepare(Request *r) const {
   r->with_data.header_len = sizeof r->data;
 }
 
+/* More of them; false: there is no memory, or there are too many. */
+bool Requests::grow() {
+  const size_t before = chunks_.size() * kChunk;
+  /* Indices have 32 bits; the library admits a million operations. */
+  if (before >= (size_t{1} << 21)) return false;
+  if (before + kChunk > 4 * lists_len_) {
+    const size_t len = lists_len_ == 0 ? kChunk : 4 * lists_len_;
+    std::unique_ptr<Request *[]> lists(new (std::nothrow) Request *[len]());
+    if (lists == nullptr) return false;
+    lists_ = std::move(lists);
+    lists_len_ = len;
+    for (const auto &chunk : chunks_) {
+      for (size_t i = 0; i < kChunk; ++i) {
+        if (chunk[i].here != nullptr) list(&chunk[i]);
+      }
+    }
+  }
+  std::unique_ptr<Request[]> chunk(new (std::nothrow) Request[kChunk]);
+  if (chunk == nullptr) return false;
+  for (size_t i = kChunk; i-- > 0;) {
+    chunk[i].index = static_cast<uint32_t>(before + i);
+    chunk[i].here = nullptr;
+    prepare(&chunk[i]);
+    chunk[i].next = free_;
+    free_ = &chunk[i];
+  }
+  chunks_.push_back(std::move(chunk));
+  return true;
+}
+
+/* Contexts are addresses, or numbers in a row: the upper half of a product depends on all of their bits. */
+Request *&Requests::list_of(const void *context) {
+  const uint64_t mixed = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(context)) * 0x9E3779B97F4A7C15u;
+  return lists_[(mixed >> 32) & (lists_len_ - 1)];
+}
+
+void Requests::list(Request *r) {
+  Request *&first = list_of(r->context.load(std::memory_order_relaxed));
+  r->of_context = first;
+  r->here = &first;
+  if (first != nullptr) first->here = &r->of_context;
+  first = r;
+}
+
+Request *Requests::receive_of(const void *context, size_t skip, uint64_t *number) {
+  Hold hold(lock_);
+  if (lists_len_ == 0) return nullptr;
+  for (Request *r = list_of(context); r != nullptr; r = r->of_context) {
+    if (r->context.load(std::memory_order_relaxed) != context || skip-- > 0) continue;
+    *number = r->number();
+    return r;
+  }
+  return nullptr;
+}
+
 Request *Requests::take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_addr_t to) {
   Hold hold(lock_);
-  if (free_ == nullptr) {
-    /* Indices have 32 bits; the library admits a million operations. */
-    if (chunks_.size() * kChunk >= (size_t{1} << 21)) return nullptr;
-    std::unique_ptr<Request[]> chunk(new (std::nothrow) Request[kChunk]);
-    if (chunk == nullptr) return nullptr;
-    for (size_t i = kChunk; i-- > 0;) {
-      chunk[i].index = static_cast<uint32_t>(chunks_.size() * kChunk + i);
-      prepare(&chunk[i]);
-      chunk[i].next = free_;
-      free_ = &chunk[i];
-    }
-    chunks_.push_back(std::move(chunk));
-  }
+  if (free_ == nullptr && !grow()) return nullptr;
   Request *r = free_;
   free_ = r->next;
   r->ep = ep;
@@ -60,6 +103,7 @@ Request *Requests::take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_a
   r->data = 0;
   r->scratch = nullptr;
   r->pooled = false;
+  if (kind == Kind::Receive || kind == Kind::MultiReceive) list(r);
   r->kind.store(kind, std::memory_order_release);
   return r;
 }
@@ -67,6 +111,11 @@ Request *Requests::take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_a
 void Requests::give(Request *r) {
   Hold hold(lock_);
   r->kind.store(Kind::Free, std::memory_order_release);
+  if (r->here != nullptr) {
+    *r->here = r->of_context;
+    if (r->of_context != nullptr) r->of_context->here = r->here;
+    r->here = nullptr;
+  }
   if (r->scratch != nullptr) {
     scratches_[r->pooled].push_back(r->scratch);
     r->scratch = nullptr;

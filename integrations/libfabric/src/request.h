@@ -60,6 +60,8 @@ struct Request {
   bool ordered, held;
   uint32_t place;
   Request *before, *after;
+  /* Receives are found by their context, which several may have: the next, and where what points here is. */
+  Request *of_context, **here;
   /* What came. */
   rdma_peer_t source;
   size_t bytes;
@@ -93,6 +95,8 @@ class Requests {
   void give(Request *r);
   /* The one of this number, if it is under way. */
   Request *find(uint64_t number);
+  /* The receive of this context that comes after so many others, and its number; NULL: there are no more. */
+  Request *receive_of(const void *context, size_t skip, uint64_t *number);
   /* Room for a copy of up to kInject bytes, in it or lent; NULL: there are too many. */
   void *scratch(Request *r, size_t len, rdma_mgr_t *mgr);
 
@@ -119,11 +123,17 @@ class Requests {
  private:
   static constexpr size_t kChunk = 256;
   void prepare(Request *r) const;
+  bool grow();
+  Request *&list_of(const void *context);
+  void list(Request *r);
 
   Lock lock_;
   const rdma_msg_done_fn done_;
   std::vector<std::unique_ptr<Request[]>> chunks_;
   Request *free_ = nullptr;
+  /* Lists of receives by their context's hash, at least as many as a quarter of all requests. */
+  std::unique_ptr<Request *[]> lists_;
+  size_t lists_len_ = 0;
   std::vector<void *> scratches_[2]; /* of the C library, of the manager */
   size_t lent_ = 0;
 };

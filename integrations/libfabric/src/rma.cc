@@ -149,6 +149,7 @@ ssize_t get(fid_ep *ep, const Pieces &local, fi_addr_t from, uint64_t addr, uint
 }
 
 ssize_t with_message(fid_ep *ep, const fi_msg_rma *msg, uint64_t flags, bool reads) {
+  if (const ssize_t bad = check_flags(flags, reads ? kSendFlags : kSendFlags | FI_REMOTE_CQ_DATA)) return bad;
   if (msg->rma_iov_count > kRmaIov) return -FI_EINVAL;
   Span spans[kRmaIov];
   for (size_t i = 0; i < msg->rma_iov_count; ++i)

@@ -25,6 +25,8 @@ ssize_t recvv(fid_ep *ep, const iovec *iov, void **, size_t count, fi_addr_t fro
 }
 
 ssize_t recvmsg(fid_ep *ep, const fi_msg_tagged *msg, uint64_t flags) {
+  if (const ssize_t bad = check_flags(flags, kFlags | FI_PEEK | FI_CLAIM | FI_DISCARD)) return bad;
+  if ((flags & FI_DISCARD) && !(flags & (FI_PEEK | FI_CLAIM))) return -FI_EINVAL; /* discard what? */
   return get(ep, Pieces(msg->msg_iov, msg->iov_count), msg->addr, msg->tag, msg->ignore, msg->context, flags);
 }
 
@@ -37,6 +39,7 @@ ssize_t sendv(fid_ep *ep, const iovec *iov, void **, size_t count, fi_addr_t to,
 }
 
 ssize_t sendmsg(fid_ep *ep, const fi_msg_tagged *msg, uint64_t flags) {
+  if (const ssize_t bad = check_flags(flags, kSendFlags | FI_REMOTE_CQ_DATA)) return bad;
   return give(ep, Pieces(msg->msg_iov, msg->iov_count), msg->addr, msg->tag, msg->data, msg->context, flags, false);
 }
 

@@ -44,6 +44,10 @@ impl Rdma {
         budget: &mut u64,
         peer: &str,
     ) -> Result<bool, Status> {
+        if self.len == 0 && self.remote.rkey != 0 {
+            // No content is held to a key that it names.
+            drop(self.allowed(remote, peer)?);
+        }
         while self.done < self.len {
             if *budget == 0 {
                 return Ok(false);

@@ -15,8 +15,8 @@ use super::sys;
 use super::wire::{self, Ask, ContentAt, SocketMessage, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::bulk::Way;
+use crate::fabric::Event;
 use crate::fabric::moves::Move;
-use crate::fabric::{Access, Event};
 use crate::limits::POLL_EVENTS;
 use crate::room::{self, Grows};
 use crate::status::{Code, Status};
@@ -195,12 +195,9 @@ impl Link {
         let moved = self.inline_moved.take();
         let to = moved.map_or_else(|| Write::decode(&self.rx.copy()), |(_, to)| to);
         let len = header.len as usize - Write::LEN;
-        let need = Access::REMOTE_WRITE;
-        let code = if len == 0 {
-            outcome::OK
-        } else if core.exports.check(self.ep, to.rkey, to.dst, len as u64, need).is_none() {
+        let code = if !self.is_allowed(core, to, len) {
             outcome::DENIED
-        } else if moved.is_some() {
+        } else if moved.is_some() || len == 0 {
             outcome::OK
         } else {
             let Some((src, kept)) = self.rx.content(Write::LEN, len) else { return false };

@@ -49,6 +49,8 @@ const AHEAD: u64 = 4;
 /// From this length on a message is left where it lies, but for its head, until somebody asks for it: mostly for its content, which
 /// is then copied from there to its place.
 const LEFT_MIN: usize = 2048;
+/// Of such messages a poll takes no more behind this part of the ring.
+const LEFT_SHARE: u64 = 8;
 /// Bytes of messages that are read at a time, so that their copies stay in the nearest caches.
 const INBOX: usize = 64 * 1024;
 

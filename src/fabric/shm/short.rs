@@ -64,9 +64,11 @@ impl Link {
         (allowed && header.flags & wire::HAS_IMM != 0).then_some(to.imm)
     }
 
-    fn is_allowed(&self, core: &Core, to: Write, len: usize) -> bool {
+    /// Whether the peer may write there. One of no content needs no key, but is held to one that it names.
+    pub(super) fn is_allowed(&self, core: &Core, to: Write, len: usize) -> bool {
         let need = Access::REMOTE_WRITE;
-        len == 0 || core.exports.check(self.ep, to.rkey, to.dst, len as u64, need).is_some()
+        len == 0 && to.rkey == 0
+            || core.exports.check(self.ep, to.rkey, to.dst, len as u64, need).is_some()
     }
 
     /// See [`Adapter::take_done`](crate::fabric::Adapter::take_done). What failed, or is timed, is left to `collect`.

@@ -332,15 +332,16 @@ impl Fx for World {
         self.batch.works.push_active(handler, end, (user, content), kept)
     }
 
-    fn hand_left(
+    unsafe fn hand_left(
         &mut self,
         handler: &ActiveFn,
         end: MessageEnd,
-        user: &[u8],
+        header: (u64, usize),
         place: (u64, usize),
     ) -> Result<(), Status> {
         let kept = self.keep_left()?;
-        self.batch.works.push_active_left(handler, end, user, place, kept)
+        // SAFETY: it is kept, and by this function's contract.
+        unsafe { self.batch.works.push_active_left(handler, end, header, place, kept) }
     }
 
     #[inline]

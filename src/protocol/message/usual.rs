@@ -260,12 +260,6 @@ impl UsualMsg<'_> {
         (self.user.len() + self.content.len()) as u64
     }
 
-    /// Bytes before the content.
-    #[inline]
-    pub fn content_at(&self) -> usize {
-        MSG_HEAD + if self.user.is_empty() { 0 } else { 2 + self.user.len() }
-    }
-
     /// What is before the content, or before the header of the application.
     #[inline(always)]
     pub fn head(&self, credits: u16) -> [u8; MSG_HEAD] {
@@ -445,11 +439,22 @@ pub fn plain_msg(head: &[u8; VIEW_HEAD]) -> Option<(Envelope, u16)> {
     Some((envelope, u16::from_le_bytes([c0, c1])))
 }
 
-/// The same of one for a handler: with the header of the application, if all of that is at hand, and no content.
+/// The same of one for a handler: its envelope, where the application's header begins and how long that is, and the credits.
 #[inline]
-pub fn active_msg(head: &[u8; VIEW_HEAD]) -> Option<(UsualMsg<'_>, u16)> {
-    let (m, credits) = usual_msg(head).filter(|(m, _)| m.active)?;
-    Some((UsualMsg { content: &[], ..m }, credits))
+pub fn active_msg(head: &[u8; VIEW_HEAD]) -> Option<(Envelope, (usize, usize), u16)> {
+    let head = head.first_chunk::<{ MSG_HEAD + 2 }>()?;
+    let [MSG, flags, c0, c1, m0, m1, m2, m3, tag @ .., u0, u1] = *head else { return None };
+    let user = match flags {
+        F_ACTIVE => (MSG_HEAD, 0),
+        _ if flags == F_ACTIVE | F_USER => {
+            let len = usize::from(u16::from_le_bytes([u0, u1]));
+            (MSG_HEAD + 2, Some(len).filter(|len| (1..=MAX_USER).contains(len))?)
+        }
+        _ => return None,
+    };
+    let comm = u32::from_le_bytes([m0, m1, m2, m3]);
+    let envelope = Envelope { comm, tag: u64::from_le_bytes(tag) };
+    Some((envelope, user, u16::from_le_bytes([c0, c1])))
 }
 
 /// A header of the application with its length, and what is behind it.

@@ -14,7 +14,7 @@ use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::moves::KeepAlive;
-use crate::protocol::message::{Extra, Message, UsualMsg};
+use crate::protocol::message::{Extra, Message};
 use crate::status::{Code, Status};
 
 /// How content and header are aligned where a handler finds them.
@@ -94,11 +94,26 @@ impl Active {
         if user.is_empty() { Ok(()) } else { self.put_user(user) }
     }
 
-    /// Its content, of which there was none, lies at this address, of this length, where an adapter has left it; it is kept.
-    pub fn lies_at(&mut self, at: u64, len: usize) {
+    /// Its content, of which there was none, lies at this place, where an adapter has left it; it is kept. The header, which lies at the
+    /// other, is copied.
+    ///
+    /// # Safety
+    /// Both are readable, of this length, as long as it is kept.
+    pub unsafe fn lies_at(
+        &mut self,
+        (header, user): (u64, usize),
+        (at, len): (u64, usize),
+    ) -> Result<(), Status> {
+        self.grow(user)?;
+        // SAFETY: there is room for it, and it is readable by this function's contract.
+        unsafe {
+            std::ptr::copy_nonoverlapping(header as *const u8, self.bytes.as_mut_ptr(), user);
+            self.bytes.set_len(user);
+        }
         if let Some(kept) = &mut self.kept {
             (kept.0, self.len, self.left) = (at, len, true);
         }
+        Ok(())
     }
 
     /// Whether its content lies where an adapter has left it, whose peer may still change it. When the handler has run, the adapter has to
@@ -178,20 +193,54 @@ pub struct Handler {
 }
 
 impl Messages {
-    /// A message whose sender does not wait came for a handler: as a rule there is one. Its content lies at this address, with this
-    /// length, if it was left where it came.
+    /// A message whose sender does not wait came for a handler: as a rule there is one.
     #[inline(never)]
     pub(super) fn hear_active(
         &mut self,
         fx: &mut impl Fx,
         c: &mut Channel,
         envelope: Envelope,
-        (user, content): (&[u8], &[u8]),
-        left: Option<(u64, usize)>,
+        user: &[u8],
+        content: &[u8],
+    ) -> Heard {
+        let lens = (user.len() as u64, content.len() as u64);
+        self.hand_active(fx, c, envelope, lens, |fx, run, end| fx.hand(run, end, user, content))
+    }
+
+    /// The same of a message that was left where it came, of `len` bytes at `at`, if its handler reads content there. `None`: it does not;
+    /// then nothing was done.
+    pub(in crate::engine) fn hear_active_left(
+        &mut self,
+        fx: &mut impl Fx,
+        c: &mut Channel,
+        (envelope, (begin, user), credits): (Envelope, (usize, usize), u16),
+        (at, len): (u64, usize),
+    ) -> Option<Heard> {
+        let wanted = self.handlers.get(&envelope.comm).is_some_and(|h| h.in_place);
+        if !wanted || begin + user > len {
+            return None;
+        }
+        c.on_received(fx.lately(), credits);
+        let header = (at + begin as u64, user);
+        let place = (header.0 + user as u64, len - begin - user);
+        let lens = (user as u64, place.1 as u64);
+        Some(self.hand_active(fx, c, envelope, lens, |fx, run, end| {
+            // SAFETY: the message is left there, and these are parts of it.
+            unsafe { fx.hand_left(run, end, header, place) }
+        }))
+    }
+
+    #[inline]
+    fn hand_active<F: Fx>(
+        &mut self,
+        fx: &mut F,
+        c: &mut Channel,
+        envelope: Envelope,
+        (user, len): (u64, u64),
+        hand: impl FnOnce(&mut F, &ActiveFn, MessageEnd) -> Result<(), Status>,
     ) -> Heard {
         let (party, incarnation) = (Party::peer(c.peer), c.incarnation);
-        let len = left.map_or(content.len(), |(_, len)| len) as u64;
-        let cost = len + user.len() as u64;
+        let cost = len + user;
         if let Err(status) = c.flow.receive(cost) {
             return Heard::Refused(status);
         }
@@ -203,11 +252,7 @@ impl Messages {
         let (extra, short) = (None, Default::default());
         let result = Ok(());
         let end = MessageEnd { result, party, incarnation, envelope, len, extra, short };
-        let handed = match left {
-            None => fx.hand(&handler.run, end, user, content),
-            Some(place) => fx.hand_left(&handler.run, end, user, place),
-        };
-        if let Err(status) = handed {
+        if let Err(status) = hand(fx, &handler.run, end) {
             return Heard::Refused(status);
         }
         c.counters.recv_done(len, 0, Code::Ok, Protocol::Eager);
@@ -215,27 +260,6 @@ impl Messages {
             c.send(fx, &Message::MsgWindow { limit }, &[]);
         }
         Heard::Ended
-    }
-}
-
-impl Messages {
-    /// The same of a message that was left where it came, of `len` bytes at `at`, if its handler reads content there. `None`: it does not,
-    /// or cannot; then nothing was done.
-    pub(in crate::engine) fn hear_active_left(
-        &mut self,
-        fx: &mut impl Fx,
-        c: &mut Channel,
-        (m, credits): (UsualMsg<'_>, u16),
-        (at, len): (u64, usize),
-    ) -> Option<Heard> {
-        let head = m.content_at();
-        let wanted = self.handlers.get(&m.envelope.comm).is_some_and(|h| h.in_place);
-        if !wanted || head > len {
-            return None;
-        }
-        c.on_received(fx.lately(), credits);
-        let place = (at + head as u64, len - head);
-        Some(self.hear_active(fx, c, m.envelope, (m.user, &[]), Some(place)))
     }
 }
 

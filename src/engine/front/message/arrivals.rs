@@ -33,7 +33,7 @@ impl Messages {
         m: UsualMsg<'_>,
     ) -> Heard {
         if m.active {
-            return self.hear_active(fx, c, m.envelope, (m.user, m.content), None);
+            return self.hear_active(fx, c, m.envelope, m.user, m.content);
         }
         self.hear_plain(fx, c, m, None)
     }

@@ -90,7 +90,8 @@ impl Engine {
         let open = self.pairs.pairs.get(pair).filter(|p| !p.is_broken());
         let Some(to) = open.map(|p| p.remote) else { return Ok(()) };
         let mut place = Place { addr: 0, rkeys: Keys::one(0) };
-        if len > 0 {
+        // One of no bytes has a key where that is looked at.
+        if len > 0 || self.channels.get(ch).is_some_and(|c| c.caps.windows) {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             match fx.pin(ch, b.addr, len, access) {
                 Ok(window) => {

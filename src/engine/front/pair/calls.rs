@@ -224,6 +224,7 @@ impl Engine {
             stage: Stage::Idle,
             ch: None,
             window: None,
+            lasts: false,
             of_pair: Default::default(),
             sends: Default::default(),
             failed: Default::default(),

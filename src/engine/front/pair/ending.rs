@@ -136,6 +136,8 @@ impl Engine {
         if windows && let Some(window) = b.window.take() {
             fx.close(ch, window);
         }
+        // What comes until the other end has heard of it would be taken for one that came to the next buffer of the slot.
+        b.lasts = !windows;
         // Nobody looks at what has arrived, unless somebody does already.
         if let Some(it) = b.unchecked.take_if(|it| !it.begun) {
             self.say_checked(fx, it.ch, it.number, true);
@@ -158,7 +160,7 @@ impl Engine {
         if let (Some(window), Some(ch)) = (b.window.take(), b.ch) {
             fx.close(ch, window);
         }
-        (b.stage, b.ch) = (Stage::Idle, None);
+        (b.stage, b.ch, b.lasts) = (Stage::Idle, None, false);
         self.tell_buffer(fx, index);
     }
 

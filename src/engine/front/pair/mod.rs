@@ -199,6 +199,8 @@ struct Buffer {
     /// On which channel its window is.
     ch: Option<ChanId>,
     window: Option<Window>,
+    /// It is being closed, and what the other end sends until it has heard of that does not fail.
+    lasts: bool,
     /// Its place among those of its pair.
     of_pair: Links,
     /// Its sends that have not ended.
@@ -385,6 +387,6 @@ impl Buffer {
 
     /// The same by what a connection carries, and its end ends.
     fn is_in_use(&self) -> bool {
-        self.window.is_some() || self.unchecked.is_some() || self.under_way > 0
+        self.window.is_some() || self.unchecked.is_some() || self.under_way > 0 || self.lasts
     }
 }

@@ -53,10 +53,18 @@ impl Engine {
         let wr = WR_SLOT | u64::from(index);
         let imm = sum.is_none().then_some(IMM_SLOT | number);
         let mut left = 0;
-        if len == 0 && imm.is_some() {
+        if len == 0 && (imm.is_some() || c.caps.windows) {
             // SAFETY: zero bytes are never touched.
             let nothing = unsafe { Mem::new(0, 0, 0) };
-            c.write(fx, wr, nothing, Remote { addr: 0, rkey: 0 }, imm);
+            // A notice to a buffer that is gone is not done, and tells so, as content does.
+            let remote = match c.caps.windows {
+                true => Remote {
+                    addr: grant.place.addr.wrapping_add(at),
+                    rkey: grant.place.rkeys.at(at).0,
+                },
+                false => Remote { addr: 0, rkey: 0 },
+            };
+            c.write(fx, wr, nothing, remote, imm);
             left = 1;
         }
         let (here, there) = ((&lkeys, s.offset), (&grant.place, at));

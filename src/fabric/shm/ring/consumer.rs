@@ -106,7 +106,7 @@ impl Consumer {
     pub(crate) fn take(&mut self, kind: u8) -> Option<View> {
         let header = self.published().filter(|header| header.kind == kind)?;
         let (len, need) = (header.len as usize, lines_of(header.len as usize));
-        if len > MAX_PAYLOAD || !self.order.fits(&self.lines, need) {
+        if len > MAX_PAYLOAD || !self.order.fits(&self.lines, need) || self.leaves_enough(len) {
             return None;
         }
         let src = self.payload();
@@ -143,7 +143,14 @@ impl Consumer {
 
     /// Whether there is room for the private copy of a message of so many bytes.
     pub(crate) fn takes(&self, len: u32) -> bool {
-        self.inbox.fits(len as usize)
+        self.inbox.fits(len as usize) && !self.leaves_enough(len as usize)
+    }
+
+    /// Whether a message of so many bytes would be left where it is, beside so much since the last `release` that the peer had better hear
+    /// first that this was read: it goes on writing while the rest is copied.
+    #[inline]
+    fn leaves_enough(&self, len: usize) -> bool {
+        len >= LEFT_MIN && self.order.unreleased() >= self.lines.lines() / LEFT_SHARE
     }
 
     /// Keeps bytes of a message that was taken; see [`Adapter::keep`](crate::fabric::Adapter::keep).

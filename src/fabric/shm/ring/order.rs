@@ -102,6 +102,11 @@ impl Reading {
         self.released = self.head;
     }
 
+    /// Lines that were read, and not let go of.
+    pub(super) fn unreleased(&self) -> u64 {
+        self.head - self.released
+    }
+
     /// Whether so much was released that the producer should know soon.
     pub(super) fn should_tell(&self, words: &impl Words) -> bool {
         self.released - self.told >= words.lines() / 4
