@@ -422,6 +422,7 @@ static void refused_functions() {
   refused(p.a.on_room(p.to_b, 1, rdma::MessageRoom()), "Messages::on_room: run is an empty function");
   rdma::MessageHandler none;
   refused(p.b.handler(9, &none), "Messages::handler: run is an empty function");
+  refused(p.b.handler_in_place(9, &none), "Messages::handler_in_place: run is an empty function");
   OK(p.b.handler(9, nullptr));
   Told told;
   refused(p.a.send_init(p.to_b, COMM, 1, &byte, 1, told.options()).status(), "options.done");
@@ -460,7 +461,7 @@ static void an_answer_for_one_incarnation() {
     return RDMA_MSG_HANDLED;
   };
   Pair p; /* ends before its handler */
-  OK(p.b.handler(9, &handler));
+  OK(p.b.handler_in_place(9, &handler));
   OK(p.a.send(p.to_b, COMM, 1, "x", 1));
   (void)GET(p.a.am_isend(p.to_b, 9, 1, "x", 1));
   char got = 0;

@@ -150,6 +150,18 @@ static void missing_ranks_are_named(void) {
   CHECK_HAS(all[1].error, "rank 0 of 2 ranks did not come");
   ranks_end(all, 2);
   place_end(&p);
+  /* One that comes in the place of another that has met is told so: rank 0 was there. */
+  p = place_new(MEMORY);
+  ranks_new(all, &p, 3, false);
+  all[0].size = all[1].size = all[2].size = 2, all[2].rank = 1;
+  begin(&all[0]), begin(&all[1]), end(&all[0]), end(&all[1]);
+  CHECK_CODE(RDMA_OK, all[0].code);
+  all[2].options = options_of(300, false);
+  begin(&all[2]), end(&all[2]);
+  CHECK_CODE(RDMA_DEADLINE_EXCEEDED, all[2].code);
+  CHECK_HAS(all[2].error, "met before this one came, with another manager as rank 1");
+  ranks_end(all, 3);
+  place_end(&p);
 }
 
 static void ranks_that_disagree(void) {

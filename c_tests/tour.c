@@ -275,7 +275,10 @@ rdma_code_t tour_begin(tourist *t) {
   t->out = calloc(1, TOUR_BYTES), t->in = calloc(1, TOUR_BYTES);
   if (!t->out || !t->in) return snprintf(t->why, sizeof t->why, "no memory of the test"), RDMA_RESOURCE_EXHAUSTED;
   TRY("rdma_peer_lookup", rdma_peer_lookup(t->mgr, t->other, &t->peer));
-  TRY("rdma_msg_handler", rdma_msg_handler(t->mgr, HANDLER, on_active, t));
+  if (t->rank % 2)
+    TRY("rdma_msg_handler", rdma_msg_handler(t->mgr, HANDLER, on_active, t));
+  else
+    TRY("rdma_msg_handler_in_place", rdma_msg_handler_in_place(t->mgr, HANDLER, on_active, t));
   TRY("rdma_msg_attach", rdma_msg_attach(t->mgr, 8 * TOUR_BYTES));
   TRY("rdma_pair_create", rdma_pair_create(t->mgr, (uint64_t)t->rank, t->timeout_ms, &t->pair));
   TRY("rdma_pair_address", rdma_pair_address(t->mgr, t->pair, mine, sizeof mine, &n));

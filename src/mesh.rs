@@ -341,8 +341,19 @@ impl<'a> Meeting<'a> {
             let keys = self.rank_keys(&session)?;
             let keys = slices(&keys)?;
             let missing = self.store.wait_for(&keys, self.last_look())?;
+            if !missing.is_empty() {
+                return Ok(self.missing(&missing));
+            }
             // If all are there, and rank 0 has not seen us, then what is there is of an earlier job, or it is gone.
-            Ok(if missing.is_empty() { self.leaderless() } else { self.missing(&missing) })
+            let met = self.find_at(&key(&session, "all"), self.last_look())?.is_some();
+            let late = self.leaderless();
+            let text = text!(
+                "{}; the ranks that the store has met before this one came, with another manager as rank {}, and meet \
+                 again when rank 0 does",
+                late.message,
+                self.rank
+            );
+            Ok(if met { late.with_message(text) } else { late })
         };
         self.rounds(alive, round, late)
     }

@@ -81,7 +81,8 @@ pub fn judge(error: &RedisError) -> Failed {
 
 /// What is said there is no answer of a Redis server, and will not be if it is asked again.
 fn unreadable(error: &RedisError) -> Failed {
-    let text = error.to_string();
+    // The parser's are of several lines.
+    let text = error.to_string().replace('\n', " ");
     let text = text!("what answers is no Redis server: {}", shown::text(&text));
     Failed::Finally(Status::new(Code::DataLoss, text))
 }

@@ -21,6 +21,8 @@ pub(crate) struct Consumer {
     inbox: Inbox,
     /// Somebody may be copying something out of what was read, who has the mapping until then: nothing is given back to the peer.
     keeps: bool,
+    /// So it was at the last `release`, too: what comes does not wait for that.
+    held: bool,
 }
 
 impl Consumer {
@@ -38,7 +40,7 @@ impl Consumer {
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
         let lines = Lines::new(map, geometry);
         let inbox = Inbox::new(INBOX)?;
-        Ok(Consumer { lines, order: Reading::default(), inbox, keeps: false })
+        Ok(Consumer { lines, order: Reading::default(), inbox, keeps: false, held: false })
     }
 
     /// The peer's control page.
@@ -150,7 +152,7 @@ impl Consumer {
     /// first that this was read: it goes on writing while the rest is copied.
     #[inline]
     fn leaves_enough(&self, len: usize) -> bool {
-        len >= LEFT_MIN && self.order.unreleased() >= self.lines.lines() / LEFT_SHARE
+        len >= LEFT_MIN && !self.held && self.order.unreleased() >= self.lines.lines() / LEFT_SHARE
     }
 
     /// Keeps bytes of a message that was taken; see [`Adapter::keep`](crate::fabric::Adapter::keep).
@@ -168,7 +170,7 @@ impl Consumer {
     /// Whether something of what was read is still being copied.
     pub(crate) fn is_left(&mut self) -> bool {
         if self.keeps && Arc::strong_count(&self.lines.map) == 1 {
-            self.keeps = false;
+            (self.keeps, self.held) = (false, false);
             // Whoever copied has done that.
             fence(Ordering::Acquire);
         }
@@ -202,8 +204,9 @@ impl Consumer {
     #[inline(always)]
     pub(crate) fn release(&mut self) {
         self.inbox.clear();
-        if !self.is_left() {
-            self.order.release();
+        match self.is_left() {
+            false => self.order.release(),
+            true => self.held = true,
         }
     }
 
