@@ -970,7 +970,8 @@ struct rdma_peer_info {
    */
   uint32_t channels;
   /**
-   * Content sent to it, in bytes: of tensors, messages and pairs' buffers.
+   * Content sent to it, in bytes: of tensors, messages and pairs' buffers. What the peer refused since it was too long for its
+   * receive counts here, and not there.
    */
   uint64_t bytes_sent;
   /**
@@ -3288,8 +3289,9 @@ rdma_code_t rdma_buffer_create_recv(rdma_mgr_t *mgr,
  * the pair is broken; RDMA_INTERNAL.
  * The end is RDMA_OK: the content is in its place; RDMA_OUT_OF_RANGE; RDMA_DEADLINE_EXCEEDED: the other
  * end did not open the slot; RDMA_PERMISSION_DENIED: it destroyed its buffer meanwhile;
- * RDMA_FAILED_PRECONDITION: the memory at the one end or the other was unmapped or protected meanwhile (over shm), of
- * which the other end hears nothing; RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_INTERNAL; why the pair is broken:
+ * RDMA_FAILED_PRECONDITION: the memory at the one end or the other was unmapped or protected meanwhile (over shm, where the system
+ * copies between the processes: long content), of which the other end hears nothing; what a process copies itself it faults at, as at
+ * any access of its own; RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_INTERNAL; why the pair is broken:
  * RDMA_UNAVAILABLE: the other end is gone, and perhaps has heard of the content before; RDMA_DATA_LOSS; and why it did
  * not connect, as rdma_pair_connect tells.
  */

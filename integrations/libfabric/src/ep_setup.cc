@@ -188,7 +188,8 @@ int Ep::enable() {
   if (const int err = start_manager()) {
     if (mgr_ != nullptr) rdma_mgr_destroy(mgr_);
     mgr_ = nullptr;
-    return err;
+    /* To try again is no use where memory or descriptors lack. */
+    return err == -FI_EAGAIN ? -FI_ENOMEM : err;
   }
   bool added = (tx_cq_ == nullptr || tx_cq_->pump.add(this)) && (rx_cq_ == nullptr || rx_cq_->pump.add(this));
   for (Cntr *cntr : cntrs_) added = added && (cntr == nullptr || cntr->pump.add(this));

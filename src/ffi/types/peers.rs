@@ -55,7 +55,8 @@ pub struct rdma_peer_info {
     pub state: i32,
     /// Live connections, those that carry a part of another's transfers among them.
     pub channels: u32,
-    /// Content sent to it, in bytes: of tensors, messages and pairs' buffers.
+    /// Content sent to it, in bytes: of tensors, messages and pairs' buffers. What the peer refused since it was too long for its
+    /// receive counts here, and not there.
     pub bytes_sent: u64,
     /// Content received from it, in bytes: of tensors and messages. A receiver does not count what comes into pairs' buffers.
     pub bytes_received: u64,
