@@ -1,6 +1,6 @@
 /* Gloo's own collectives over Gloo's tcp transport and over ours: the same algorithm has to give the same bytes.
  *
- *   gloo_collectives [--tcp-twice] [--provider P] [--processes] [--sizes n,n,...] [--ranks n,n,...] [--only A]
+ *   gloo_collectives [--tcp-twice] [--provider P] [--processes] [--synchronous] [--sizes n,n,...] [--ranks n,n,...] [--only A]
  *
  * Ranks are threads of this process, or, with --processes, processes of their own. Prints one line a case. */
 #include <sys/mman.h>
@@ -55,6 +55,7 @@ using Floats = std::vector<float>;
 using Algorithm = std::function<Floats(const Ctx &, size_t)>;
 
 static std::string provider = "auto";
+static bool synchronous = false; /* sends end with their receives */
 
 static Floats input(int rank, size_t n) {
   Floats v(n);
@@ -244,6 +245,7 @@ static std::shared_ptr<gloo::transport::Device> device(bool ours) {
   if (!ours) return gloo::transport::tcp::CreateDevice("localhost");
   gloo::transport::rdma::attr attr;
   attr.provider = provider;
+  attr.synchronousSends = synchronous;
   return gloo::transport::rdma::CreateDevice(attr);
 }
 
@@ -371,6 +373,7 @@ int main(int argc, char **argv) {
     if (arg == "--processes") processes = true;
     if (arg == "--tcp-twice") twice = true; /* instead of ours: what Gloo's own does not give twice */
     if (arg == "--provider") provider = argv[++i];
+    if (arg == "--synchronous") synchronous = true;
     if (arg == "--sizes") sizes = numbers(argv[++i]);
     if (arg == "--only") only = argv[++i];
     if (arg == "--ranks") ranks = numbers(argv[++i]);

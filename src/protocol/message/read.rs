@@ -255,6 +255,18 @@ pub(super) fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
 /// For fuzzers: decodes any bytes; what decodes must survive encoding and decoding.
 pub fn fuzz_message(bytes: &[u8]) {
     let (request, content, msg) = (usual_request(bytes), usual_content(bytes), usual_msg(bytes));
+    if let Some(head) = bytes.first_chunk() {
+        // Who reads no more than the head says the same.
+        let plain = msg.filter(|(m, _)| !m.active && m.user.is_empty());
+        assert_eq!(plain_msg(head), plain.map(|(m, credits)| (m.envelope, credits)));
+        let active = active_msg(head).filter(|(_, (at, len), _)| at + len <= bytes.len());
+        let user = |m: UsualMsg<'_>| match m.user.len() {
+            0 => (MSG_HEAD, 0),
+            len => (MSG_HEAD + 2, len),
+        };
+        let of = msg.filter(|(m, _)| m.active).map(|(m, back)| (m.envelope, user(m), back));
+        assert_eq!(active, of);
+    }
     let Ok((message, credits)) = decode(bytes) else {
         let none = request.is_none() && content.is_none() && msg.is_none();
         let none = none && whole_request(bytes).is_none() && whole_content(bytes).is_none();
