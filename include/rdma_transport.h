@@ -2657,8 +2657,9 @@ rdma_code_t rdma_msg_handler(rdma_mgr_t *mgr,
 /**
  * The same, whose handler is shown content where the peer wrote it, without a copy, if it can be: over shm, from 2 KiB up. What
  * process that is runs as this user; one that misbehaves can change the bytes while they are read: check copies of them, not
- * the bytes themselves. Where there is a header `data` then begins at any address. Until the handler has returned the content takes
- * of the room that the peer has for messages. Anywhere else nothing differs.
+ * the bytes themselves. Where there is a header `data` then begins at any address. Until the handler has returned nothing of
+ * what the peer wrote since then is given back to it: some 256 KiB may come meanwhile, of whatever kind, and then all that this peer
+ * sends waits. So it must not wait for anything of that peer. Anywhere else nothing differs.
  *
  * Threads: any. `handler` runs where callbacks run; it may call what callbacks may.
  *
@@ -3572,7 +3573,9 @@ rdma_code_t rdma_mesh_options_init(rdma_mesh_options_t *options, size_t struct_s
  * callback, `mgr` or `store` destroyed or in a forked child; RDMA_CANCELLED: `mgr` or `store` was
  * destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as rdma_store_set and
  * rdma_mgr_export_address; with options.full why a rank cannot be connected, as rdma_mgr_connect tells:
- * RDMA_UNAVAILABLE where one ended meanwhile (called again by all, they meet whoever has come in its place); RDMA_INTERNAL.
+ * RDMA_UNAVAILABLE where one ended meanwhile (called again by all, they meet whoever has come in its place). One that ends as soon as its
+ * own call has returned may be gone before another has seen it connected, which then waits for it until RDMA_DEADLINE_EXCEEDED: let all
+ * of them have returned, as by a barrier, before one ends; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mesh_connect(rdma_mgr_t *mgr,
                               const rdma_store_t *store,

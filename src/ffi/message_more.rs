@@ -76,8 +76,9 @@ pub unsafe extern "C-unwind" fn rdma_msg_handler(
 
 /// The same, whose handler is shown content where the peer wrote it, without a copy, if it can be: over shm, from 2 KiB up. What
 /// process that is runs as this user; one that misbehaves can change the bytes while they are read: check copies of them, not
-/// the bytes themselves. Where there is a header `data` then begins at any address. Until the handler has returned the content takes
-/// of the room that the peer has for messages. Anywhere else nothing differs.
+/// the bytes themselves. Where there is a header `data` then begins at any address. Until the handler has returned nothing of
+/// what the peer wrote since then is given back to it: some 256 KiB may come meanwhile, of whatever kind, and then all that this peer
+/// sends waits. So it must not wait for anything of that peer. Anywhere else nothing differs.
 ///
 /// Threads: any. `handler` runs where callbacks run; it may call what callbacks may.
 ///

@@ -57,7 +57,10 @@ impl Fresh {
             Event::Written { imm, .. } => self.early.push(Early::Written(imm)),
             Event::Done { .. } => {}
             Event::Down { status, .. } => {
-                self.connected = Some(Err(status.clone()));
+                // One that was connected and has ended since is heard: it may have said all that it had to say, and left.
+                if self.connected.is_none() {
+                    self.connected = Some(Err(status.clone()));
+                }
                 self.early.push(Early::Down(status));
             }
         }
@@ -78,6 +81,19 @@ pub enum Early {
 mod tests {
     use super::*;
     use crate::fabric::EpId;
+
+    #[test]
+    fn r43_who_connects_speaks_and_leaves_was_connected() {
+        let (ep, mut fresh) = (EpId(1), Fresh::default());
+        fresh.keep(Event::Connected(ep), EARLY_BYTES);
+        fresh.keep(Event::Written { ep, imm: 3 }, EARLY_BYTES);
+        fresh.keep(Event::Down { ep, status: Status::gone("it left") }, EARLY_BYTES);
+        assert_eq!(fresh.connected, Some(Ok(())));
+        assert!(matches!(&fresh.early[..], [Early::Written(3), Early::Down(_)]));
+        let mut refused = Fresh::default();
+        refused.keep(Event::Down { ep, status: Status::gone("it left") }, EARLY_BYTES);
+        assert!(matches!(refused.connected, Some(Err(_))));
+    }
     use crate::limits::EARLY_BYTES_ALL;
 
     #[test]
