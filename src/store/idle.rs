@@ -2,27 +2,32 @@
 
 use crossbeam_queue::ArrayQueue;
 
+use crate::room;
+
 /// Most of one client.
 const MOST: usize = 16;
 
 /// Connections that any thread takes and gives back, without a lock.
 #[derive(Debug)]
-pub struct Idle<C>(ArrayQueue<C>);
+pub struct Idle<C>(ArrayQueue<Box<C>>);
 
 impl<C> Idle<C> {
     /// None yet.
+    #[inline(never)] // The table of what aborts without memory names it, whatever is inlined elsewhere.
     pub fn new() -> Idle<C> {
         Idle(ArrayQueue::new(MOST))
     }
 
     /// The one that has rested longest of those that rest still; the others end.
     pub fn take(&self, rests: impl Fn(&C) -> bool) -> Option<C> {
-        std::iter::from_fn(|| self.0.pop()).find(rests)
+        std::iter::from_fn(|| self.0.pop()).map(|one| *one).find(rests)
     }
 
-    /// Keeps one. Of too many it ends.
+    /// Keeps one. Of too many it ends, and without memory for it.
     pub fn keep(&self, connection: C) {
-        drop(self.0.push(connection));
+        if let Some(one) = room::try_boxed(connection) {
+            drop(self.0.push(one));
+        }
     }
 }
 

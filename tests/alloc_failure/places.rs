@@ -236,6 +236,7 @@ pub const PLACES: &[Place] = &[
         "a path, which the standard library copies; a file's name; the ttl of a lease",
         &["file_name", "open_file", "open_lease"],
     ),
+    place("store/idle.rs", 512, "room for connections of a client that rest", &["new"]),
     place("store/lease.rs", 128, "a lease", &["begin"]),
     place(
         "store/memory.rs",
