@@ -81,6 +81,7 @@ pub enum Early {
 mod tests {
     use super::*;
     use crate::fabric::EpId;
+    use crate::limits::EARLY_BYTES_ALL;
 
     #[test]
     fn r43_who_connects_speaks_and_leaves_was_connected() {
@@ -94,7 +95,6 @@ mod tests {
         refused.keep(Event::Down { ep, status: Status::gone("it left") }, EARLY_BYTES);
         assert!(matches!(refused.connected, Some(Err(_))));
     }
-    use crate::limits::EARLY_BYTES_ALL;
 
     #[test]
     fn what_comes_before_the_end_of_the_handshake_is_bounded() {
