@@ -34,10 +34,29 @@ def ok(code):
 
 
 class Slow:
-    """A global whose end takes a while, in which callbacks come."""
+    """An object that ends once no callback comes any more: each of the eight that are under way has ended its thread.
+
+    One that came after CPython has ended would end the process, by a NULL of CPython's (PyGILState_Ensure). What is called is kept
+    here, since names of modules are None by then.
+    """
+
+    def __init__(self, manager):
+        self.manager, self.library, self.text = manager, L, C.create_string_buffer(1 << 16)
+        self.sleep, self.length, self.size = time.sleep, C.c_size_t(), C.c_size_t(1 << 16)
+        self.error, self.byref = sys.stderr, C.byref
 
     def __del__(self):
-        time.sleep(0.2)
+        last, quiet = b"", 0
+        for _ in range(300):
+            self.sleep(0.02)
+            if self.library.rdma_mgr_stats_json(self.manager, self.text, self.size, self.byref(self.length)) != 0:
+                return  # destroyed
+            now = self.text.value.partition(b'"requests_pending"')[2]
+            quiet = quiet + 1 if now == last else 0
+            if quiet == 10:
+                return
+            last = now
+        self.error.write("callbacks came for six seconds of the interpreter's end\n")
 
 
 def child(provider, manual, how):
@@ -64,9 +83,10 @@ def child(provider, manual, how):
         while True:
             L.rdma_mgr_wait(manager, C.c_int64(50))
 
-    global done, slow
-    done, slow = RECV_DONE(on_recv), Slow()
-    # The library calls it to the end, and ctypes would free what it calls with the module's globals, before `slow`.
+    done = RECV_DONE(on_recv)
+    # The library calls it to the end, and ctypes would free what it calls while the interpreter ends. What lives on keeps this module's
+    # names, so that who is to end with a module is with another one's.
+    threading.slow = Slow(manager)
     C.pythonapi.Py_IncRef(C.py_object(done))
     if manual:
         threading.Thread(target=drive, daemon=True).start()

@@ -82,16 +82,28 @@ impl Active {
         self.fill(user, content, kept)
     }
 
-    /// Header and content are copied, unless the latter is kept.
+    /// Header and content are copied, unless the latter is kept: content first, and the header where it is aligned.
     #[inline]
     fn fill(&mut self, user: &[u8], content: &[u8], kept: Option<KeepAlive>) -> Result<(), Status> {
         let copied = if kept.is_some() { &[][..] } else { content };
+        let len = copied.len();
+        self.user = if user.is_empty() { len } else { len.next_multiple_of(ALIGNED) };
         self.bytes.clear();
-        self.grow(copied.len() + ALIGNED + user.len())?;
-        self.bytes.extend_from_slice(copied);
-        (self.len, self.user) = (content.len(), copied.len());
+        self.grow(self.user + user.len())?;
+        let to = self.bytes.as_mut_ptr();
+        // SAFETY: there is room for all of it, which lies elsewhere. Between the two is less than a word, which the first write fills:
+        // where the header is aligned, a whole word lies before it, if anything does.
+        unsafe {
+            if self.user > len {
+                to.add(self.user - ALIGNED).cast::<[u8; ALIGNED]>().write([0; ALIGNED]);
+            }
+            std::ptr::copy_nonoverlapping(copied.as_ptr(), to, len);
+            std::ptr::copy_nonoverlapping(user.as_ptr(), to.add(self.user), user.len());
+            self.bytes.set_len(self.user + user.len());
+        }
+        self.len = content.len();
         (self.kept, self.left) = (kept.map(|kept| (content.as_ptr() as u64, kept)), false);
-        if user.is_empty() { Ok(()) } else { self.put_user(user) }
+        Ok(())
     }
 
     /// Its content, of which there was none, lies at this place, where an adapter has left it; it is kept. The header, which lies at the
