@@ -51,3 +51,19 @@ rdma_msg_request_t irecv(rdma_mgr_t *mgr, rdma_peer_t from, uint64_t tag, uint64
 rdma_msg_status_t received(rdma_mgr_t *mgr, rdma_msg_request_t request, rdma_msg_status_t at_once) {
   return end_of(mgr, request, &at_once);
 }
+
+static _Atomic int stop;
+static void *drives(void *mgr) {
+  while (!atomic_load(&stop)) (void)rdma_mgr_wait(mgr, 5);
+  return NULL;
+}
+
+void drive_by(pthread_t *all, int n, rdma_mgr_t *mgr) {
+  atomic_store(&stop, 0);
+  for (int i = 0; i < n; i++) CHECK(pthread_create(&all[i], NULL, drives, mgr) == 0);
+}
+
+void join_all(pthread_t *all, int n) {
+  atomic_store(&stop, 1);
+  for (int i = 0; i < n; i++) CHECK(pthread_join(all[i], NULL) == 0);
+}

@@ -2,6 +2,7 @@
 #ifndef RT_MESSAGES_H
 #define RT_MESSAGES_H
 #include "harness.h"
+#include <pthread.h>
 
 enum { COMM = 3 };
 #define EXACT RDMA_MSG_TAG_MASK
@@ -12,5 +13,10 @@ rdma_msg_request_t irecv(rdma_mgr_t *mgr, rdma_peer_t from, uint64_t tag, uint64
                          rdma_msg_status_t *status);
 /* The end of a receive that was begun so. */
 rdma_msg_status_t received(rdma_mgr_t *mgr, rdma_msg_request_t request, rdma_msg_status_t at_once);
+
+/* Threads that drive this manager, since one that a case needs for anything else may not: one of them may stand in a handler. At most
+ * one such set at a time. */
+void drive_by(pthread_t *all, int n, rdma_mgr_t *mgr);
+void join_all(pthread_t *all, int n);
 
 #endif

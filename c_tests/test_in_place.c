@@ -1,6 +1,5 @@
 /* Handlers of active messages that read content where the peer wrote it (rdma_msg_handler_in_place). */
-#include "harness.h"
-#include <pthread.h>
+#include "messages.h"
 
 enum { HANDLER = 9 };
 
@@ -103,29 +102,12 @@ static void early_ones_and_own_ones(void) {
   for (int i = 0; i < 24; i++) CHECK_OK(finish(i < 12 ? p.a : p.b, all[i]));
 }
 
-static _Atomic int stop;
-static void *drives(void *mgr) {
-  while (!atomic_load(&stop)) (void)rdma_mgr_wait(mgr, 5);
-  return NULL;
-}
-
-/* The receiver is driven by these, and by no thread that a case needs for anything else: one of them may stand in a handler. */
-static void drive_by(pthread_t *all, int n, rdma_mgr_t *mgr) {
-  atomic_store(&stop, 0);
-  for (int i = 0; i < n; i++) CHECK(pthread_create(&all[i], NULL, drives, mgr) == 0);
-}
-
 static bool reaches(rdma_mgr_t *sender, _Atomic int *count, int target) {
   for (int64_t end = now_ms() + patience(30000); atomic_load(count) < target && now_ms() < end;) {
     if (is_manual()) CHECK_OK(rdma_mgr_progress(sender, NULL));
     usleep(100);
   }
   return atomic_load(count) >= target;
-}
-
-static void join_all(pthread_t *all, int n) {
-  atomic_store(&stop, 1);
-  for (int i = 0; i < n; i++) CHECK(pthread_join(all[i], NULL) == 0);
 }
 
 /* One handler stands still, and with it the thread that runs it; others drive. The sender fills the room that there is, and waits. All

@@ -193,6 +193,11 @@ pub trait Adapter: Send {
         self.flush()
     }
 
+    /// What `flush_soon` has left for later goes out now. Whether there are copies to be made.
+    fn push(&mut self) -> bool {
+        self.has_moves()
+    }
+
     /// Moves data and reports events, appended to `events`; whether there are copies to be made, as
     /// [`has_moves`](Self::has_moves) says. Bounded work per call.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;

@@ -48,6 +48,8 @@ pub struct Core {
     pub timed: bool,
     /// What had happened in the engine when those who wait were told last.
     pub(super) told: u64,
+    /// Turns of drivers, so that one is told apart that takes none. It wraps.
+    pub(super) turns: u32,
     /// Times in a row that a driver found something due at once, and then nothing to do.
     pub(super) restless: u32,
     /// The adapters are armed: nothing was done to them since.
@@ -97,6 +99,7 @@ impl Core {
             whole: true,
             timed: false,
             told: 0,
+            turns: 0,
             restless: 0,
             armed: false,
             next_boot: 0,

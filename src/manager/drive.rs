@@ -54,7 +54,7 @@ impl Drivers {
 const RESTLESS: u32 = 8;
 /// Longest sleep of a caller; it looks whether the manager ends.
 const CALLER_SLEEP: Duration = Duration::from_secs(1);
-/// A queued caller that hears nothing looks so often: whoever holds the seat may be kept by a callback.
+/// A queued caller that hears nothing looks so often: whoever holds the seat may be kept by a callback, and then it drives.
 const QUEUED: Duration = Duration::from_millis(100);
 /// A driver that stands in looks so often whether it still has to.
 const STAND_BY: Duration = Duration::from_millis(50);
@@ -85,7 +85,19 @@ impl Manager {
     }
 
     #[inline(always)]
-    pub(super) fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
+    pub(super) fn turn_locked<'a>(&'a self, core: Locked<'a, Seam>, thread: Thread) -> u32 {
+        self.turn_before(core, thread, |_| {})
+    }
+
+    /// The same, and `before` callbacks and copies, if there are any.
+    #[inline(always)]
+    pub(super) fn turn_before<'a>(
+        &'a self,
+        mut core: Locked<'a, Seam>,
+        thread: Thread,
+        before: impl FnOnce(&mut Locked<'a, Seam>),
+    ) -> u32 {
+        core.turns = core.turns.wrapping_add(1);
         let mut count = match core.turn_short(thread, 1, POLL_EVENTS as u32) {
             Some(count) => count,
             None => {
@@ -100,6 +112,7 @@ impl Manager {
         if !core.leaves_something() {
             return count;
         }
+        before(&mut core);
         self.complete(core, &mut count, thread);
         count
     }

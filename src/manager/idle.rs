@@ -68,4 +68,8 @@ impl Ground for Core {
         self.world.tick();
         self.world.clock.now()
     }
+
+    fn turns(&self) -> u32 {
+        self.turns
+    }
 }

@@ -141,6 +141,12 @@ impl<'a, P: Platform> Locked<'a, P> {
         platform.deliver(wake);
     }
 
+    /// See [`Wheel::sit`].
+    fn sit(&mut self, caller: &P::Waiter, force: bool) -> bool {
+        let Shared { ground, wheel } = &mut **self.guard;
+        wheel.sit(caller, force, ground)
+    }
+
     /// Asks what the progress thread does next. `None`: it has parked, and asks again.
     #[inline]
     pub fn thread_drives(&mut self) -> Option<()> {
@@ -235,7 +241,7 @@ impl<'a, P: Platform> Sitting<'a, P> {
 
     /// True: it drives now. `force`: in the place of whoever does.
     pub fn sit(&self, force: bool) -> bool {
-        self.platform.locked().wheel().sit(&self.caller, force)
+        self.platform.locked().sit(&self.caller, force)
     }
 }
 

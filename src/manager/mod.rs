@@ -315,7 +315,8 @@ impl Manager {
     #[inline(never)]
     fn progress_watched(&self, thread: Thread) -> u32 {
         self.look_watched();
-        let count = self.turn_on(thread);
+        // A callback may keep this thread for long, and other threads may wait on the descriptor meanwhile.
+        let count = self.turn_before(self.core.lock_on(thread), thread, |core| self.core.watch_in(core));
         self.core.watch();
         count
     }
@@ -429,6 +430,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         inline: Default::default(),
         in_call: false,
         follows: Follows::Nothing,
+        keeps: false,
         full: false,
         posted_to: Default::default(),
         moving: Default::default(),

@@ -17,6 +17,9 @@ use crate::os::{EventFd, TimerFd};
 use crate::status::Status;
 use crate::thread::Thread;
 
+/// A progress thread that waits to be told looks so often.
+const PARKED: Duration = Duration::from_millis(500);
+
 fn eventfd() -> Result<EventFd, Status> {
     EventFd::new().map_err(|e| Status::os("eventfd", &e))
 }
@@ -104,8 +107,14 @@ impl Seam {
 
     /// The application may sleep on its descriptor again: it is armed when the lock is released.
     pub fn watch(&self) {
+        if self.is_watched() {
+            self.watch_in(&mut self.lock());
+        }
+    }
+
+    /// The same with the lock held.
+    pub fn watch_in(&self, core: &mut Locked<'_, Seam>) {
         let Some(watch) = self.watch.get() else { return };
-        let mut core = self.lock();
         let (until, idle) = core.idle_until();
         watch.timer.set(idle);
         core.watch(until);
@@ -152,7 +161,10 @@ impl Platform for Seam {
             (Some(mutex), Some(limit)) => {
                 self.unpark.wait_for(mutex, limit);
             }
-            (Some(mutex), None) => self.unpark.wait(mutex),
+            (Some(mutex), None) => {
+                // Whoever is to tell it may be kept: it looks by itself, too, which is a wake-up for nothing as a rule.
+                self.unpark.wait_for(mutex, PARKED);
+            }
             (None, _) => {}
         }
     }

@@ -20,6 +20,10 @@
 //! what the next one would take, nor have they to wake it.
 //! Should the last caller leave before the thread has got up, the thread's sleep counts again.
 //!
+//! Who drives runs callbacks, and copies, and may be kept by one for long. A caller that is awake and has turned nothing for [`KEPT`] is:
+//! the seat goes to the next that asks, another caller or the progress thread, and the caller queues when it notices. Only where nobody else
+//! is there does everything wait for it.
+//!
 //! `model` runs this code, and that of `sleep`, in a model checker.
 
 use std::collections::VecDeque;
@@ -27,6 +31,8 @@ use std::time::Duration;
 
 /// The progress thread stays away from the seat for so long after the last caller has left.
 pub const REST: Duration = Duration::from_micros(500);
+/// A caller that drives and turns nothing for so long is kept by a callback.
+pub const KEPT: Duration = Duration::from_millis(100);
 
 /// What a driver would have to do, and how it is told of more.
 pub trait Ground {
@@ -40,6 +46,8 @@ pub trait Ground {
     fn armed(&self) -> bool;
     /// The time, in nanoseconds.
     fn now(&mut self) -> u64;
+    /// How often it was turned, since some time.
+    fn turns(&self) -> u32;
 }
 
 /// Who holds the seat.
@@ -72,6 +80,15 @@ enum Thread {
     Parked,
     /// It waits until it is told.
     ParkedForLong,
+}
+
+/// What was last seen of whoever drives.
+#[derive(Debug, Default)]
+struct Watch {
+    /// At this time, in milliseconds, it was awake; 0: it was not.
+    since: u32,
+    /// There had been so many turns.
+    turns: u32,
 }
 
 /// What the holder of the lock does after releasing it.
@@ -126,6 +143,8 @@ pub struct Wheel<W> {
     queue: VecDeque<W>,
     /// When the last caller left the seat.
     left: Option<u64>,
+    /// What those who would drive in its place have seen of the caller in the seat.
+    watched: Watch,
     /// The manager ends: the thread parks no more, though it may not have heard of it yet.
     ending: bool,
     /// What the last `leave` found to be done.
@@ -146,6 +165,7 @@ impl<W: Clone + PartialEq> Wheel<W> {
             thread: if thread { Thread::Awake } else { Thread::Absent },
             queue: VecDeque::new(),
             left: None,
+            watched: Watch::default(),
             ending: false,
             handed: Wake::default(),
             settled: true,
@@ -213,22 +233,25 @@ impl<W: Clone + PartialEq> Wheel<W> {
         wake.watcher |= tell(&mut self.watch);
     }
 
-    /// A blocked caller wants to drive. True: it holds the seat; false: it is queued behind another. With `force`, for
-    /// a driver that is kept where it is, it gets the seat in any case; that one notices that it has lost it.
-    pub fn sit(&mut self, caller: &W, force: bool) -> bool {
-        match &self.seat {
-            Seat::Caller(holder) if holder == caller => return true,
-            Seat::Caller(_) if !force => {
+    /// A blocked caller wants to drive. True: it holds the seat; false: it is queued behind another. It gets the seat of one that is
+    /// kept, and with `force`, for a driver that is kept where it is, in any case; that one notices that it has lost it.
+    pub fn sit(&mut self, caller: &W, force: bool, ground: &mut impl Ground) -> bool {
+        if self.holds(caller) {
+            return true;
+        }
+        if matches!(self.seat, Seat::Caller(_)) {
+            if !force && !self.holder_is_kept(ground) {
                 if !self.queue.contains(caller) {
                     self.queue.push_back(caller.clone());
                 }
                 return false;
             }
-            // It is taken from whoever has it, awake or asleep: a caller queues again when it notices, a thread parks; one that sleeps
-            // may do so until something comes, or this caller goes.
-            Seat::Caller(_) => self.handed.sleeper |= self.asleep.is_some_and(|s| !s.woken),
-            Seat::Thread | Seat::Free => {}
+            // It is taken from whoever has it, awake or asleep: a caller queues again when it notices; one that sleeps may do so until
+            // something comes, or this caller goes.
+            self.handed.sleeper |= self.asleep.is_some_and(|s| !s.woken);
+            self.queue.retain(|w| w != caller);
         }
+        // A thread that has it may sleep on, too, and parks when it notices.
         self.asleep = None;
         self.seat = Seat::Caller(caller.clone());
         self.changed();
@@ -306,6 +329,10 @@ impl<W: Clone + PartialEq> Wheel<W> {
         }
         let rest = REST.as_nanos() as u64;
         let rested = self.left.map_or(rest, |left| ground.now().saturating_sub(left));
+        if self.holder_is_kept(ground) {
+            self.seat = Seat::Thread;
+            return Next::Drive;
+        }
         let wait = match (&self.seat, self.asleep) {
             (Seat::Free | Seat::Thread, _) if rested >= rest => {
                 self.seat = Seat::Thread;
@@ -320,6 +347,22 @@ impl<W: Clone + PartialEq> Wheel<W> {
         };
         self.thread = if wait.is_some() { Thread::Parked } else { Thread::ParkedForLong };
         Next::Park(wait)
+    }
+
+    /// Somebody looks whether the caller that drives is kept: it was awake and turned nothing, as far as was watched.
+    fn holder_is_kept(&mut self, ground: &mut impl Ground) -> bool {
+        let (now, turns) = (((ground.now() / 1_000_000) as u32).max(1), ground.turns());
+        let awake = matches!(self.seat, Seat::Caller(_)) && self.asleep.is_none();
+        let watched = &mut self.watched;
+        if !awake || watched.since == 0 || watched.turns != turns {
+            *watched = Watch { since: if awake { now } else { 0 }, turns };
+            return false;
+        }
+        let kept = now.wrapping_sub(watched.since) >= KEPT.as_millis() as u32;
+        if kept {
+            *watched = Watch::default();
+        }
+        kept
     }
 
     /// The progress thread is no longer parked.

@@ -24,7 +24,7 @@ use super::staging::Staging;
 use super::sys::{Epoll, Tag};
 use crate::engine::{Buffer, ChanId, Fx, MapError, Origin, Stage, Window, Work};
 use crate::fabric::moves::{self, KeepAlive};
-use crate::fabric::{Access, EpId, Follows, Mem, Mr, PostError, Remote};
+use crate::fabric::{Access, EpId, Follows, Mem, Mr, PostError, ProviderKind, Remote};
 use crate::memory::pool::Pool;
 use crate::name::Name;
 use crate::observe::Trace;
@@ -82,6 +82,8 @@ pub struct World {
     pub in_call: bool,
     /// What follows what the call posts.
     pub follows: Follows,
+    /// An adapter may keep something for later.
+    pub keeps: bool,
     /// Some post found no room: try again after the next poll.
     pub full: bool,
     /// Adapters that were posted to since the last flush.
@@ -204,7 +206,10 @@ impl World {
             if let Some(adapter) = self.adapters[kind as usize].as_mut() {
                 let moves = match self.follows {
                     Follows::Nothing => adapter.flush(),
-                    follows => adapter.flush_soon(follows),
+                    follows => {
+                        self.keeps |= kind == ProviderKind::Tcp;
+                        adapter.flush_soon(follows)
+                    }
                 };
                 if moves {
                     self.moving.add(kind);
@@ -213,10 +218,21 @@ impl World {
         }
     }
 
-    /// What adapters keep for the next poll goes out.
+    /// What adapters keep for later goes out.
+    #[inline]
     pub fn push(&mut self) {
-        crate::fabric::ProviderKind::ALL.iter().for_each(|&kind| self.posted_to.add(kind));
-        self.flush();
+        if std::mem::take(&mut self.keeps) {
+            self.push_all();
+        }
+    }
+
+    #[inline(never)]
+    fn push_all(&mut self) {
+        for kind in ProviderKind::ALL {
+            if self.adapters[kind as usize].as_mut().is_some_and(|adapter| adapter.push()) {
+                self.moving.add(kind);
+            }
+        }
     }
 
     /// Destroys the endpoints that ended. Only when no view into their memory is held.

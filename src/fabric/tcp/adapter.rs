@@ -289,6 +289,11 @@ impl Adapter for TcpAdapter {
         self.has_moves()
     }
 
+    fn push(&mut self) -> bool {
+        self.push_held();
+        self.has_moves()
+    }
+
     fn leave_moves(&mut self) {
         self.shared.left = true;
     }

@@ -114,7 +114,7 @@ impl Manager {
 
     /// Whoever waited for a send may end the process: nothing is left for later, neither here nor by the system, which forgets what it
     /// holds back when a process ends that has not read all that came.
-    fn push(&self) {
+    pub(in crate::manager) fn push(&self) {
         self.core.lock().world.push();
     }
 

@@ -66,6 +66,10 @@ impl Manager {
         let mut core = self.core.lock_on(thread);
         let side = core.unbound.find(id)?.side(way);
         if let Some(taken) = side.take_now(id) {
+            if way == Way::Send {
+                // Who has waited for a send may end the process: see `message_send`.
+                core.world.push();
+            }
             return taken;
         }
         let number = side.waits.begin()?;
@@ -89,6 +93,9 @@ impl Manager {
                 taken.is_some()
             })
         });
+        if way == Way::Send {
+            self.push();
+        }
         // An abort that came with the end of the time is not for the next wait.
         let was_aborted = wait.end();
         taken = taken.or_else(|| was_aborted.then(|| Err(aborted(id))));

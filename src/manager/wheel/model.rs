@@ -31,13 +31,17 @@ struct Core {
     /// An application's call queued this.
     queued: usize,
     done: usize,
+    /// Whoever asks again has waited for `step`.
     time: u64,
+    step: u64,
+    turns: u32,
 }
 
 impl Core {
     /// A turn: the number of things done.
     fn turn(&mut self) -> usize {
         self.armed = false;
+        self.turns += 1;
         let mut wire = self.wire.0.lock().unwrap();
         (wire.armed, wire.rung) = (false, false);
         let count = wire.arrived - self.taken + self.queued;
@@ -64,9 +68,11 @@ impl Ground for Core {
         self.armed
     }
     fn now(&mut self) -> u64 {
-        // Whoever asks again has rested.
-        self.time += super::REST.as_nanos() as u64;
+        self.time += self.step;
         self.time
+    }
+    fn turns(&self) -> u32 {
+        self.turns
     }
 }
 
@@ -143,8 +149,13 @@ impl Platform for Model {
 impl Model {
     /// Leaked, some hundred bytes a run: a deadlock panics, and no destructor may then touch the model.
     fn new(thread: bool) -> &'static Model {
+        Model::with(thread, super::REST)
+    }
+
+    fn with(thread: bool, step: Duration) -> &'static Model {
+        let step = step.as_nanos() as u64;
         let wire = &*Box::leak(Box::new((Mutex::new(Wire::default()), Condvar::new())));
-        let ground = Core { wire, armed: false, taken: 0, queued: 0, done: 0, time: 0 };
+        let ground = Core { wire, armed: false, taken: 0, queued: 0, done: 0, time: 0, step, turns: 0 };
         Box::leak(Box::new(Model {
             core: Mutex::new(Shared { ground, wheel: Wheel::new(thread) }),
             unpark: Condvar::new(),
@@ -331,6 +342,48 @@ fn r01_the_end_wakes_everybody() {
         thread.join().unwrap();
         caller.join().unwrap();
     });
+}
+
+/// A callback keeps whoever drives until another has driven in its place. Neither loses what comes.
+#[test]
+fn r01_another_drives_in_the_place_of_one_that_is_kept() {
+    for by_thread in [true, false] {
+        check(move || {
+            let model = Model::with(by_thread, super::KEPT);
+            let gone_on = &*Box::leak(Box::new(AtomicBool::new(false)));
+            let other = thread::spawn(move || {
+                if by_thread {
+                    model.thread(1);
+                } else {
+                    let sitting = Sitting::new(model, 1);
+                    while !sitting.sit(false) {
+                        thread::yield_now();
+                    }
+                    while model.locked().turn() == 0 {
+                        model.lie(Some(&1));
+                    }
+                }
+                gone_on.store(true, Ordering::SeqCst);
+            });
+            let sitting = Sitting::new(model, 0);
+            if sitting.sit(false) {
+                model.arrive();
+                while !gone_on.load(Ordering::SeqCst) {
+                    thread::yield_now();
+                }
+            } else {
+                model.arrive();
+            }
+            other.join().unwrap();
+            model.arrive();
+            while !sitting.sit(false) {
+                thread::yield_now();
+            }
+            while model.locked().taken < 2 {
+                model.locked().turn();
+            }
+        });
+    }
 }
 
 /// The seat goes from caller to caller.

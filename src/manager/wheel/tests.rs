@@ -10,6 +10,7 @@ struct Fake {
     armed: bool,
     arms: u32,
     now: u64,
+    turns: u32,
 }
 
 impl Ground for Fake {
@@ -29,6 +30,9 @@ impl Ground for Fake {
     }
     fn now(&mut self) -> u64 {
         self.now
+    }
+    fn turns(&self) -> u32 {
+        self.turns
     }
 }
 
@@ -68,7 +72,7 @@ fn an_earlier_deadline_wakes_and_a_later_one_does_not() {
 #[test]
 fn a_caller_takes_the_seat_and_the_sleep_counts_again() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1, false));
+    assert!(wheel.sit(&1, false, &mut ground));
     assert!(wheel.settle(&mut ground).is_empty(), "the thread may lie");
     ground.armed = false;
     ground.due = true;
@@ -84,7 +88,7 @@ fn a_caller_takes_the_seat_and_the_sleep_counts_again() {
 #[test]
 fn r02_the_thread_is_back_when_it_has_rested() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1, false));
+    assert!(wheel.sit(&1, false, &mut ground));
     assert!(!wheel.get_up(None), "the seat is the caller's");
     assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
     wheel.unparked();
@@ -100,7 +104,7 @@ fn r02_the_thread_is_back_when_it_has_rested() {
 #[test]
 fn r02_a_caller_that_slept_tells_the_thread_when_it_leaves() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1, false));
+    assert!(wheel.sit(&1, false, &mut ground));
     assert!(wheel.lie_down(Some(&1), 100, &mut ground));
     assert!(!wheel.get_up(None));
     assert_eq!(wheel.thread_next(&mut ground), Next::Park(None));
@@ -112,14 +116,14 @@ fn r02_a_caller_that_slept_tells_the_thread_when_it_leaves() {
 #[test]
 fn r24_the_thread_is_not_woken_by_one_of_many_calls() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1, false));
+    assert!(wheel.sit(&1, false, &mut ground));
     assert!(wheel.settle(&mut ground).is_empty(), "it may lie");
     assert!(wheel.lie_down(Some(&1), 1000, &mut ground));
     assert!(wheel.settle(&mut ground).is_empty(), "even then");
     assert!(!wheel.get_up(None), "something came, and woke both");
     assert!(wheel.get_up(Some(&1)));
     wheel.leave(&1, 100);
-    assert!(wheel.sit(&2, false));
+    assert!(wheel.sit(&2, false, &mut ground));
     assert!(wheel.lie_down(Some(&2), 1000, &mut ground));
     ground.now = 100 + NS / 5;
     assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
@@ -132,7 +136,7 @@ fn r24_the_thread_is_not_woken_by_one_of_many_calls() {
 fn r24_the_thread_stays_away_from_a_caller_that_visits_as_from_one_that_left() {
     let (mut wheel, mut ground) = asleep();
     assert!(!wheel.visits(0), "the thread has the seat");
-    assert!(wheel.sit(&1, false));
+    assert!(wheel.sit(&1, false, &mut ground));
     assert!(wheel.settle(&mut ground).is_empty());
     assert!(!wheel.get_up(None));
     assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
@@ -160,7 +164,7 @@ fn r24_the_thread_stays_away_from_a_caller_that_visits_as_from_one_that_left() {
 #[test]
 fn r24_work_that_nobody_drives_does_not_wake_a_thread_that_would_rest_on() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1, false));
+    assert!(wheel.sit(&1, false, &mut ground));
     assert!(!wheel.get_up(None));
     assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
     wheel.leave(&1, 0);
@@ -176,15 +180,15 @@ fn r24_work_that_nobody_drives_does_not_wake_a_thread_that_would_rest_on() {
 fn callers_queue_and_inherit() {
     let mut wheel: Wheel<u32> = Wheel::new(false);
     let mut ground = Fake::default();
-    assert!(wheel.sit(&1, false));
-    assert!(!wheel.sit(&2, false) && !wheel.sit(&3, false) && !wheel.sit(&2, false));
+    assert!(wheel.sit(&1, false, &mut ground));
+    assert!(!wheel.sit(&2, false, &mut ground) && !wheel.sit(&3, false, &mut ground) && !wheel.sit(&2, false, &mut ground));
     wheel.leave(&3, 0);
     wheel.leave(&1, 0);
     assert_eq!(wheel.settle(&mut ground).caller, Some(2));
-    assert!(wheel.sit(&2, false), "it was handed the seat");
+    assert!(wheel.sit(&2, false, &mut ground), "it was handed the seat");
     wheel.leave(&2, 0);
     assert!(wheel.settle(&mut ground).is_empty());
-    assert!(wheel.sit(&4, false));
+    assert!(wheel.sit(&4, false, &mut ground));
 }
 
 #[test]
@@ -194,7 +198,7 @@ fn nobody_lies_down_without_the_seat_or_over_work() {
     ground.due = true;
     assert!(!wheel.lie_down(None, 100, &mut ground));
     ground.due = false;
-    assert!(wheel.sit(&1, false));
+    assert!(wheel.sit(&1, false, &mut ground));
     assert!(!wheel.lie_down(None, 100, &mut ground), "a caller drives");
     ground.arrived = true;
     assert!(!wheel.lie_down(Some(&1), 100, &mut ground));
@@ -219,11 +223,11 @@ fn an_application_that_watches_is_told_once_until_it_looks() {
 fn r19_a_caller_that_is_kept_loses_the_seat_and_gets_it_back() {
     let mut wheel: Wheel<u32> = Wheel::new(false);
     let mut ground = Fake { next: 1000, ..Fake::default() };
-    assert!(wheel.sit(&1, false));
-    assert!(wheel.sit(&2, true));
+    assert!(wheel.sit(&1, false, &mut ground));
+    assert!(wheel.sit(&2, true, &mut ground));
     assert!(!wheel.holds(&1));
     assert!(!wheel.lie_down(Some(&1), 100, &mut ground), "it notices");
-    assert!(!wheel.sit(&1, false), "and queues");
+    assert!(!wheel.sit(&1, false, &mut ground), "and queues");
     wheel.leave(&2, 0);
     assert_eq!(wheel.settle(&mut ground).caller, Some(1));
     assert!(wheel.holds(&1));
@@ -241,9 +245,54 @@ fn a_deadline_that_was_known_wakes_nobody() {
 #[test]
 fn r04_a_thread_that_has_not_heard_of_the_end_does_not_park() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1, false));
+    assert!(wheel.sit(&1, false, &mut ground));
     assert!(!wheel.get_up(None));
     assert!(wheel.lie_down(Some(&1), 100, &mut ground));
     let _ = wheel.wake_all();
     assert_eq!(wheel.thread_next(&mut ground), Next::Drive, "nobody would unpark it");
+}
+
+#[test]
+fn r01_the_seat_of_one_that_is_kept_is_the_next_ones() {
+    let (mut wheel, mut ground) = asleep();
+    let later = |ground: &mut Fake, ms: u64| ground.now += ms * 1_000_000;
+    let kept = KEPT.as_millis() as u64;
+    ground.now = 5_000_000;
+    assert!(wheel.sit(&1, false, &mut ground));
+    assert!(!wheel.sit(&2, false, &mut ground), "it was just seen");
+    later(&mut ground, kept - 1);
+    assert!(!wheel.sit(&2, false, &mut ground));
+    ground.turns += 1;
+    later(&mut ground, 1);
+    assert!(!wheel.sit(&2, false, &mut ground), "it has turned");
+    later(&mut ground, kept);
+    assert!(wheel.sit(&2, false, &mut ground));
+    assert!(wheel.queued().next().is_none() && wheel.holds(&2));
+    assert!(!wheel.lie_down(Some(&1), 100, &mut ground), "it notices");
+    assert!(!wheel.sit(&1, false, &mut ground));
+    wheel.leave(&2, ground.now);
+    assert_eq!(wheel.settle(&mut ground).caller, Some(1));
+    // One that sleeps is not kept.
+    assert!(wheel.lie_down(Some(&1), 100_000, &mut ground));
+    for _ in 0..3 {
+        later(&mut ground, kept);
+        assert!(!wheel.sit(&2, false, &mut ground));
+    }
+}
+
+#[test]
+fn r01_the_thread_drives_in_the_place_of_a_caller_that_is_kept() {
+    let (mut wheel, mut ground) = asleep();
+    assert!(wheel.sit(&1, false, &mut ground));
+    assert!(!wheel.get_up(None));
+    ground.now = 5_000_000;
+    for turns in [1, 2, 2] {
+        ground.turns = turns;
+        assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
+        wheel.unparked();
+        ground.now += KEPT.as_nanos() as u64 / 2;
+    }
+    assert_eq!(wheel.thread_next(&mut ground), Next::Drive);
+    assert!(!wheel.holds(&1));
+    assert!(wheel.sit(&1, false, &mut ground), "it takes its seat back");
 }
