@@ -162,6 +162,10 @@ static void unbound() {
   rdma::UnboundEnd end = a.wait_send(RDMA_MSG_FOREVER);
   CHECK(!end && !end.taken && end.status.code() == RDMA_CANCELLED);
   OK(a.recv(beta, 7, 0, 4, 30));
+  OK(a.cancel());
+  rdma::UnboundEnd cancelled = a.wait_recv(RDMA_MSG_FOREVER);
+  CHECK(!cancelled && cancelled.taken && cancelled.status.code() == RDMA_CANCELLED);
+  OK(a.recv(beta, 7, 0, 4, 30));
   end = a.wait_recv(20000);
   CHECK(!end && end.taken && end.peer == beta && end.status.code() == RDMA_DEADLINE_EXCEEDED);
   std::thread other([&] { CHECK(a.wait_recv(RDMA_MSG_FOREVER).status.code() == RDMA_CANCELLED); });

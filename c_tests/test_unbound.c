@@ -447,8 +447,44 @@ static void in_callback(const rdma_msg_status_t *status, void *userdata) {
   CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_unbound_wait_recv(in->mgr, in->buffer, 0, NULL));
   CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_unbound_destroy(in->mgr, in->buffer));
   CHECK_OK(rdma_unbound_abort_wait_send(in->mgr, in->buffer));
+  CHECK_OK(rdma_unbound_cancel(in->mgr, in->buffer));
   CHECK_OK(rdma_unbound_test(in->mgr, in->buffer, NULL, NULL));
   in->ran++;
+}
+
+/* What is under way ends, at the other end too, and the buffer goes on. Memory that is written then is not sent. */
+static void cancelled_and_used_again(void) {
+  enum { N = 300000 };
+  pair p = pair_new(NULL);
+  rdma_peer_t alpha = number_of(p.b, "alpha"), beta = number_of(p.a, "beta");
+  char *from = malloc(N), *to = malloc(N);
+  CHECK(from && to);
+  for (int round = 0; round < 3; round++) {
+    const bool synchronous = round == 2;
+    memset(from, 1, N), memset(to, 0, N);
+    rdma_unbound_t a = over(p.a, to, N), b = over(p.b, from, N);
+    CHECK_OK(rdma_unbound_recv(p.a, a, &beta, 1, 7, 0, N, RDMA_MSG_FOREVER));
+    CHECK_OK((synchronous ? rdma_unbound_ssend : rdma_unbound_send)(p.b, b, alpha, 1, 0, N, RDMA_MSG_FOREVER));
+    CHECK_BAD(RDMA_DEADLINE_EXCEEDED, rdma_unbound_wait_send(p.b, b, 20, NULL));
+    CHECK_OK(rdma_unbound_cancel(p.a, a));
+    CHECK_OK(rdma_unbound_cancel(p.b, b));
+    CHECK_INT(7, taken(p.a, a, false, RDMA_CANCELLED).tag);
+    CHECK_INT(1, taken(p.b, b, true, RDMA_CANCELLED).tag);
+    memset(from, 5, N);
+    CHECK_OK(rdma_unbound_recv(p.a, a, &beta, 1, 1, 0, N, 300));
+    taken(p.a, a, false, RDMA_DEADLINE_EXCEEDED);
+    CHECK(to[0] == 0 && memcmp(to, to + 1, N - 1) == 0);
+    CHECK_OK(rdma_unbound_cancel(p.b, b)); /* nothing */
+    CHECK_OK(rdma_unbound_recv(p.a, a, &beta, 1, 1, 0, N, RDMA_MSG_FOREVER));
+    CHECK_OK(rdma_unbound_send(p.b, b, alpha, 1, 0, N, RDMA_MSG_FOREVER));
+    taken(p.b, b, true, RDMA_OK);
+    CHECK_INT(N, taken(p.a, a, false, RDMA_OK).bytes);
+    CHECK(to[0] == 5 && memcmp(to, to + 1, N - 1) == 0);
+    CHECK_OK(rdma_unbound_destroy(p.a, a));
+    CHECK_OK(rdma_unbound_destroy(p.b, b));
+    CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_cancel(p.b, b));
+  }
+  free(from), free(to);
 }
 
 static void inside_a_callback(void) {
@@ -513,13 +549,15 @@ static void bad_arguments(void) {
   }
   CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_test(p.a, one + 7, NULL, NULL));
   CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_abort_wait_send(p.a, one + 7));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_cancel(p.a, one + 7));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_unbound_cancel(NULL, one));
   CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_abort_wait_recv(p.b, one + 7));
   CHECK_BAD(RDMA_DEADLINE_EXCEEDED, rdma_unbound_wait_send(p.a, one, 1, NULL));
 }
 
 static const test_case cases[] = {
     CASE(content_of_all_sizes), CASE(from_some), CASE(a_synchronous_send_waits_for_its_receive), CASE(in_the_order_of_the_calls),
-    CASE(ends_in_the_order_of_the_calls), CASE(among_messages), CASE(aborted_waits), CASE(as_many_aborts_as_waits), CASE(several_waiters), CASE(errors), CASE(destroyed_under_way),
+    CASE(ends_in_the_order_of_the_calls), CASE(among_messages), CASE(aborted_waits), CASE(as_many_aborts_as_waits), CASE(several_waiters), CASE(errors), CASE(destroyed_under_way), CASE(cancelled_and_used_again),
     CASE(a_wait_ends_with_the_manager), CASE(inside_a_callback), CASE(bad_arguments),
 };
 TEST_MAIN(cases)

@@ -84,7 +84,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 10
+#define RDMA_ABI_VERSION 11
 
 /**
  * Version of the library, major part.
@@ -3503,6 +3503,20 @@ rdma_code_t rdma_unbound_test(rdma_mgr_t *mgr,
                               rdma_unbound_t buffer,
                               uint64_t *out_sent,
                               uint64_t *out_received);
+
+/**
+ * Asks for the end of all that is under way in the buffer: each send and receive ends with RDMA_CANCELLED, or as it would have, once
+ * nothing reads or writes its part any more (at once as a rule, or up to 2 s later where the other end does not answer), and its end
+ * is taken as any. The buffer stays. It is for who gives up, after a wait that took too long, and does not want to wait in
+ * rdma_unbound_destroy. Of ABI version 11.
+ *
+ * Threads: any, also inside a callback: it waits for nobody.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_unbound_cancel(rdma_mgr_t *mgr,
+                                rdma_unbound_t buffer);
 
 /**
  * Makes one wait for a send of the buffer return RDMA_CANCELLED, before it takes an end: of those that are

@@ -327,6 +327,8 @@ class UnboundBuffer {
     if (rc != RDMA_OK) return Status::of(rc);
     return counts;
   }
+  /* All that is under way ends, each as any; the buffer stays. */
+  Status cancel() { return Status::of(rdma_unbound_cancel(mgr_, id_)); }
   Status abort_wait_send() { return Status::of(rdma_unbound_abort_wait_send(mgr_, id_)); }
   Status abort_wait_recv() { return Status::of(rdma_unbound_abort_wait_recv(mgr_, id_)); }
   /* Ends it like the destructor, with the code. Unless that is OK or NOT_FOUND it lives on, with its memory: inside a

@@ -287,6 +287,24 @@ pub unsafe extern "C-unwind" fn rdma_unbound_test(
     })
 }
 
+/// Asks for the end of all that is under way in the buffer: each send and receive ends with RDMA_CANCELLED, or as it would have, once
+/// nothing reads or writes its part any more (at once as a rule, or up to 2 s later where the other end does not answer), and its end
+/// is taken as any. The buffer stays. It is for who gives up, after a wait that took too long, and does not want to wait in
+/// rdma_unbound_destroy. Of ABI version 11.
+///
+/// Threads: any, also inside a callback: it waits for nobody.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn rdma_unbound_cancel(
+    mgr: *mut rdma_mgr_t,
+    buffer: rdma_unbound_t,
+) -> rdma_code_t {
+    // SAFETY: the caller's handle, as the header demands.
+    guard("rdma_unbound_cancel", || unsafe { borrow(mgr)?.unbound_cancel(buffer) })
+}
+
 /// Makes one wait for a send of the buffer return RDMA_CANCELLED, before it takes an end: of those that are
 /// under way the first for which no abort has come yet, even if another wait begins meanwhile; where there is none, the
 /// next that begins. The sends go on.

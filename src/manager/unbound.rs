@@ -345,6 +345,22 @@ impl Manager {
     pub fn unbound_destroy(&self, id: u64) -> Result<(), Status> {
         self.refuse_inside()?;
         self.core.lock().unbound.find(id)?.gone = true;
+        self.unbound_give_up(id);
+        let free = || self.core.lock().unbound.find_any(id).is_none_or(|unbound| unbound.is_free());
+        let waiter = Arc::new(Waiter::default());
+        self.waiting(|| while !free() && !self.block(&waiter, None, free) {});
+        self.core.lock().unbound.remove(id);
+        Ok(())
+    }
+
+    /// Asks for the end of what is under way.
+    pub fn unbound_cancel(&self, id: u64) -> Result<(), Status> {
+        self.core.lock().unbound.find(id)?;
+        self.unbound_give_up(id);
+        Ok(())
+    }
+
+    fn unbound_give_up(&self, id: u64) {
         for way in [Way::Send, Way::Recv] {
             let mut at = 0;
             while let Some(request) = self.next_of_unbound(id, way, &mut at) {
@@ -353,11 +369,6 @@ impl Manager {
             }
         }
         self.tell_others();
-        let free = || self.core.lock().unbound.find_any(id).is_none_or(|unbound| unbound.is_free());
-        let waiter = Arc::new(Waiter::default());
-        self.waiting(|| while !free() && !self.block(&waiter, None, free) {});
-        self.core.lock().unbound.remove(id);
-        Ok(())
     }
 
     /// The next request of an operation under way.

@@ -36,10 +36,27 @@ void Context::connected(int rank, rdma_peer_t peer) {
   ranks_[peer] = rank;
 }
 
+void Context::enlist(rdma_unbound_t buffer) {
+  std::lock_guard<std::mutex> lock(buffers_mutex_);
+  buffers_.insert(buffer);
+}
+
+void Context::strike(rdma_unbound_t buffer) {
+  std::lock_guard<std::mutex> lock(buffers_mutex_);
+  buffers_.erase(buffer);
+}
+
+void Context::check() const {
+  if (timed_out_) GLOO_THROW_IO_EXCEPTION("Application timeout caused pair closure");
+}
+
 void Context::timedOut() {
+  timed_out_ = true;
   for (const auto &pair : pairs_) {
     if (pair) static_cast<Pair &>(*pair).timedOut();
   }
+  std::lock_guard<std::mutex> lock(buffers_mutex_);
+  for (rdma_unbound_t buffer : buffers_) rdma_unbound_cancel(mgr(), buffer);
 }
 
 int Context::rankOf(rdma_peer_t peer) {

@@ -1,9 +1,11 @@
 #ifndef RDMA_GLOO_CONTEXT_H
 #define RDMA_GLOO_CONTEXT_H
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include <gloo/transport/context.h>
@@ -29,8 +31,14 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
   Pair &pair(int rank);
   /* A pair has got its other end. */
   void connected(int rank, rdma_peer_t peer);
-  /* A wait has timed out: closes all pairs, as Gloo's tcp does. */
+  /* A wait has timed out: closes all pairs, as Gloo's tcp does, and ends what is under way in unbound buffers: nothing that is sent or
+   * received comes late. */
   void timedOut();
+  /* Throws once one has. */
+  void check() const;
+  /* An unbound buffer is there; and before it is there no more. */
+  void enlist(rdma_unbound_t buffer);
+  void strike(rdma_unbound_t buffer);
   /* Whose number this is, -1: nobody's. */
   int rankOf(rdma_peer_t peer);
 
@@ -38,6 +46,9 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
   const std::shared_ptr<Worker> worker_;
   std::mutex peers_mutex_;
   std::map<rdma_peer_t, int> ranks_;
+  std::mutex buffers_mutex_;
+  std::set<rdma_unbound_t> buffers_;
+  std::atomic<bool> timed_out_{false};
 };
 
 }  // namespace rdma

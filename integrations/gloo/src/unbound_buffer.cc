@@ -14,15 +14,21 @@ namespace {
 constexpr uint32_t kComm = 0;
 /* How long a wait does not look whether a pair that it waits for is broken. */
 constexpr std::chrono::milliseconds kSlice(10);
+/* How long a wait that has timed out waits for the ends of what it cancels. A peer that lives answers at once. */
+constexpr std::chrono::milliseconds kSettles(100);
 using Clock = std::chrono::steady_clock;
 }  // namespace
 
 UnboundBuffer::UnboundBuffer(std::shared_ptr<Context> context, void *ptr, size_t size)
     : ::gloo::transport::UnboundBuffer(ptr, size), context_(std::move(context)) {
   Check(rdma_unbound_create(context_->mgr(), kComm, ptr, size, &buffer_), "rdma_unbound_create");
+  context_->enlist(buffer_);
 }
 
-UnboundBuffer::~UnboundBuffer() { rdma_unbound_destroy(context_->mgr(), buffer_); }
+UnboundBuffer::~UnboundBuffer() {
+  context_->strike(buffer_);
+  rdma_unbound_destroy(context_->mgr(), buffer_);
+}
 
 void UnboundBuffer::Direction::add(std::vector<int> ranks, uint64_t slot) {
   std::lock_guard<std::mutex> lock(mutex);
@@ -127,6 +133,7 @@ bool UnboundBuffer::wait(Direction &direction, int *rank, std::chrono::milliseco
     if (status.peer != 0 || status.code != RDMA_OK) {
       int from = context_->rankOf(status.peer);
       direction.remove(from, status.tag);
+      if (code != RDMA_OK) context_->check();
       if (code != RDMA_OK)
         GLOO_THROW_IO_EXCEPTION("rank ", from, ", slot ", status.tag, ": ", rdma_code_name(code), ", ", status.bytes,
                                 " bytes: ", status.text);
@@ -140,8 +147,28 @@ bool UnboundBuffer::wait(Direction &direction, int *rank, std::chrono::milliseco
     last = broken(direction);
     if (!forever && Clock::now() >= until && !last) {
       context_->timedOut();
+      settle(direction);
       GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for ", what, " operation to complete");
     }
+    if (!last) context_->check();
+  }
+}
+
+/* What was cancelled has ended, unless its peer stands still: the memory is the caller's. */
+void UnboundBuffer::settle(Direction &direction) {
+  for (const auto until = Clock::now() + kSettles; Clock::now() < until;) {
+    {
+      std::lock_guard<std::mutex> lock(direction.mutex);
+      if (direction.waits.empty()) return;
+    }
+    rdma_msg_status_t status{};
+    const rdma_code_t code = take(direction, kSlice, status);
+    if (status.peer == 0 && status.code == RDMA_OK) {
+      if (code != RDMA_DEADLINE_EXCEEDED) return;
+      continue;
+    }
+    std::lock_guard<std::mutex> lock(direction.mutex);
+    direction.waits.pop_front(); /* which of them does not matter any more */
   }
 }
 

@@ -44,6 +44,7 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
   rdma_code_t take(Direction &direction, std::chrono::milliseconds limit, rdma_msg_status_t &status);
   void check(Direction &direction);
   bool broken(Direction &direction);
+  void settle(Direction &direction);
 
   const std::shared_ptr<Context> context_;
   rdma_unbound_t buffer_ = 0;

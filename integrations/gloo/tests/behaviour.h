@@ -79,5 +79,6 @@ void ranks_that_go();
 void pairs_that_go();
 void ranks_that_get_nothing();
 void killed_rank();
+void ranks_that_exit();
 
 #endif

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include <gloo/allreduce.h>
+#include <gloo/math.h>
 #include <gloo/reduce_scatter.h>
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/buffer.h>
@@ -158,4 +160,40 @@ void killed_rank() {
     CHECK(rank == 2 ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
   }
   CHECK(std::system(("rm -rf " + std::string(dir)).c_str()) == 0);
+}
+
+/* Ranks that end as soon as they have their sum, without a word to anybody: what they had sent is there. */
+void ranks_that_exit() {
+  const int size = 4, rounds = 20;
+  for (int round = 0; round < rounds; round++) {
+    char dir[] = "/tmp/gloo-XXXXXX";
+    CHECK(mkdtemp(dir));
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < size; rank++) {
+      pid_t child = fork();
+      if (child == 0) {
+        Store store = std::make_shared<gloo::rendezvous::FileStore>(dir);
+        Context c = join(store, rank, size);
+        barrier(c);
+        std::vector<int> values(1000, rank + 1);
+        const std::string error = error_of([&] {
+          gloo::AllreduceOptions options(c);
+          options.setOutput(values.data(), values.size());
+          options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
+          options.setReduceFunction(
+              [](void *to, const void *a, const void *b, size_t n) { gloo::sum<int>(to, a, b, n); });
+          gloo::allreduce(options);
+        });
+        if (!error.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, error.c_str());
+        _exit(error.empty() && values == std::vector<int>(values.size(), size * (size + 1) / 2) ? 0 : 1);
+      }
+      children.push_back(child);
+    }
+    for (pid_t child : children) {
+      int status = 0;
+      waitpid(child, &status, 0);
+      CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    CHECK(std::system(("rm -rf " + std::string(dir)).c_str()) == 0);
+  }
 }

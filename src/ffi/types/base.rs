@@ -1,7 +1,7 @@
 //! Versions, bounds, codes and protocols: what all front ends share.
 
 /// Version of the ABI: grows when a function or a field is added, never otherwise.
-pub const RDMA_ABI_VERSION: u32 = 10;
+pub const RDMA_ABI_VERSION: u32 = 11;
 /// Version of the library, major part.
 pub const RDMA_VERSION_MAJOR: u32 = 0;
 /// Version of the library, minor part.
