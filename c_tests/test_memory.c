@@ -140,6 +140,40 @@ static void unregistered_while_in_use(void) {
   }
 }
 
+/* The allocation callback is asked again when the metadata changed, and takes back what it gave first. */
+typedef struct given {
+  rdma_mgr_t *mgr;
+  char *memory[2];
+  int calls;
+} given;
+
+static void *gives(const rdma_tensor_t *meta, void *userdata) {
+  given *g = userdata;
+  CHECK(g->calls < 2);
+  if (g->calls > 0) CHECK_OK(rdma_mem_unregister(g->mgr, g->memory[0]));
+  char *memory = scratch(meta->nbytes);
+  CHECK_OK(rdma_mem_register(g->mgr, memory, meta->nbytes, RDMA_DEVICE_HOST));
+  return g->memory[g->calls++] = memory;
+}
+
+static void what_an_allocation_gave_first(void) {
+  pair p = pair_new(NULL);
+  static const size_t lens[] = {100, MIB, 2 * MIB, 64 * 1024};
+  for (int i = 0; i < (int)COUNT_OF(lens); i++) {
+    given g = {.mgr = p.a};
+    rdma_recv_options_t o = recv_options();
+    o.alloc = gives, o.alloc_userdata = &g;
+    rdma_tensor_t t = tensor_of(NULL, lens[i], 3);
+    op *s = op_send(p.b, "grows", i, &t);
+    op *r = op_recv_call(&(recv_call){.mgr = p.a, .peer = "beta", .key = "grows", .step = i, .options = &o});
+    op_wait(r, RDMA_OK);
+    op_wait(s, RDMA_OK);
+    CHECK(g.calls == (i > 0 ? 2 : 1));
+    CHECK_INT(-1, mismatch(g.memory[g.calls - 1], lens[i], 3));
+    CHECK_OK(rdma_mem_unregister(p.a, g.memory[g.calls - 1]));
+  }
+}
+
 /* ---- registrations that are kept ---- */
 
 static void keeps_registrations(rdma_mgr_options_t *o) { o->registration_cache_bytes = 64 * MIB; }
@@ -422,6 +456,6 @@ static void device_local(void) { device_case(false); }
 
 static const test_case cases[] = {CASE(registration),  CASE(pool), CASE(pool_bounded),
                                   CASE(pool_of_the_application), CASE(pool_outlives_its_handle),
-                                  CASE(unregistered_while_in_use), CASE(kept_registrations),
+                                  CASE(unregistered_while_in_use), CASE(what_an_allocation_gave_first), CASE(kept_registrations),
                                   CASE(device_remote), CASE(device_local), CASE(device_messages)};
 TEST_MAIN(cases)

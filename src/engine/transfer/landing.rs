@@ -55,7 +55,8 @@ impl Engine {
                 // The callback is out of the request while it runs; nothing asks for it then.
                 let nothing: AllocFn = Box::new(|_| None);
                 let alloc = std::mem::replace(f, nothing);
-                r.meta = Some(meta.clone());
+                // What an earlier call gave is the application's again.
+                (r.dst, r.meta) = (0, Some(meta.clone()));
                 r.state = State::Allocating(Some(after));
                 fx.run(Work::Alloc { request: index, alloc, meta, inline });
                 Ok(false)
