@@ -1,6 +1,8 @@
 /* A callback that stands still keeps the thread that it runs on, and what waits for it: not the others that drive, or could. */
 #include "messages.h"
 
+#include <poll.h>
+
 enum { HANDLER = 9 };
 
 typedef struct stands {
@@ -116,5 +118,52 @@ static void the_thread_goes_on(void) {
   end(&m);
 }
 
-static const test_case cases[] = {SLOW(others_that_wait_go_on, 120), SLOW(the_thread_goes_on, 120)};
+/* A thread whose loop waits on the manager's descriptor, without an end to its patience but that of the case. */
+static void *by_descriptor(void *arg) {
+  waits *w = arg;
+  struct pollfd entry = {.events = POLLIN};
+  CHECK_OK(rdma_mgr_event_fd(w->mgr, &entry.fd));
+  while (!atomic_load(&w->s->go))
+    if (poll(&entry, 1, patience(30000)) == 1) CHECK_OK(rdma_mgr_progress(w->mgr, NULL));
+  return NULL;
+}
+
+static void on_cancelled(const rdma_msg_status_t *status, void *userdata) {
+  CHECK_INT(RDMA_CANCELLED, status->code);
+  atomic_store((_Atomic int *)userdata, 1);
+}
+
+static void r46_the_event_descriptor_tells_while_a_callback_stands_still(void) {
+  if (!is_manual()) return;
+  static stands s;
+  static _Atomic int cancelled;
+  s = (stands){.thread = pthread_self(), .spared = true};
+  atomic_store(&cancelled, 0);
+  /* Alone: nothing is due by itself. */
+  rdma_mgr_t *m = mgr_new("alone", NULL);
+  rdma_peer_t self = number_of(m, "alone");
+  CHECK_OK(rdma_msg_handler(m, HANDLER, on_active, &s));
+  char to[8];
+  rdma_msg_options_t options = {.struct_size = sizeof options, .done = on_cancelled, .userdata = &cancelled};
+  rdma_msg_request_t request = 0;
+  CHECK_OK(rdma_msg_irecv(m, self, COMM, 1, EXACT, to, sizeof to, &options, NULL, &request));
+  waits w = {m, &s};
+  pthread_t loops[2];
+  for (int i = 0; i < 2; i++) CHECK(pthread_create(&loops[i], NULL, by_descriptor, &w) == 0);
+  CHECK_OK(rdma_msg_am_isend(m, self, HANDLER, 1, "act", 3, NULL, NULL));
+  for (int64_t until = now_ms() + patience(20000); !atomic_load(&s.held) && now_ms() < until;) usleep(1000);
+  CHECK_INT(1, atomic_load(&s.held));
+  const int64_t begun = now_ms();
+  CHECK_OK(rdma_msg_cancel(m, request));
+  while (!atomic_load(&cancelled) && now_ms() < begun + patience(10000)) usleep(1000);
+  CHECK_INT(1, atomic_load(&cancelled));
+  CHECK_INT(0, atomic_load(&s.ended));
+  atomic_store(&s.go, 1);
+  CHECK_OK(rdma_mgr_wake(m));
+  for (int i = 0; i < 2; i++) CHECK(pthread_join(loops[i], NULL) == 0);
+  mgr_end(m);
+}
+
+static const test_case cases[] = {SLOW(others_that_wait_go_on, 120), SLOW(the_thread_goes_on, 120),
+                                  SLOW(r46_the_event_descriptor_tells_while_a_callback_stands_still, 120)};
 TEST_MAIN(cases)

@@ -55,7 +55,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_probe(
 }
 
 /// Begins to receive a message that rdma_msg_probe has claimed; otherwise as rdma_msg_irecv. options.incarnation is not looked at: whose
-/// message it is, the probe has said.
+/// message it is, the probe has said. It holds its sender back no more: who begins one for each message that comes, as a handler may,
+/// bounds how many are under way.
 ///
 /// Threads: any.
 ///

@@ -316,7 +316,8 @@ impl Manager {
     fn progress_watched(&self, thread: Thread) -> u32 {
         self.look_watched();
         // A callback may keep this thread for long, and other threads may wait on the descriptor meanwhile.
-        let count = self.turn_before(self.core.lock_on(thread), thread, |core| self.core.watch_in(core));
+        let count =
+            self.turn_before(self.core.lock_on(thread), thread, |core| self.core.watch_in(core));
         self.core.watch();
         count
     }

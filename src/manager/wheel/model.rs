@@ -155,7 +155,8 @@ impl Model {
     fn with(thread: bool, step: Duration) -> &'static Model {
         let step = step.as_nanos() as u64;
         let wire = &*Box::leak(Box::new((Mutex::new(Wire::default()), Condvar::new())));
-        let ground = Core { wire, armed: false, taken: 0, queued: 0, done: 0, time: 0, step, turns: 0 };
+        let ground =
+            Core { wire, armed: false, taken: 0, queued: 0, done: 0, time: 0, step, turns: 0 };
         Box::leak(Box::new(Model {
             core: Mutex::new(Shared { ground, wheel: Wheel::new(thread) }),
             unpark: Condvar::new(),

@@ -181,7 +181,11 @@ fn callers_queue_and_inherit() {
     let mut wheel: Wheel<u32> = Wheel::new(false);
     let mut ground = Fake::default();
     assert!(wheel.sit(&1, false, &mut ground));
-    assert!(!wheel.sit(&2, false, &mut ground) && !wheel.sit(&3, false, &mut ground) && !wheel.sit(&2, false, &mut ground));
+    assert!(
+        !wheel.sit(&2, false, &mut ground)
+            && !wheel.sit(&3, false, &mut ground)
+            && !wheel.sit(&2, false, &mut ground)
+    );
     wheel.leave(&3, 0);
     wheel.leave(&1, 0);
     assert_eq!(wheel.settle(&mut ground).caller, Some(2));

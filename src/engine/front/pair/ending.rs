@@ -423,9 +423,7 @@ impl Engine {
         force: bool,
     ) -> bool {
         // One that was let go, and that nothing touches any more, waits for word from the other end: its memory is not used.
-        let meets = |b: &Buffer| {
-            (!b.released || b.is_touched()) && range.meets(b.addr, b.len, 0)
-        };
+        let meets = |b: &Buffer| (!b.released || b.is_touched()) && range.meets(b.addr, b.len, 0);
         let (mut at, mut busy) = (0, false);
         while let Some(index) = self.pairs.buffers.next(&mut at, meets) {
             let Some(b) = self.pairs.buffers.get(index) else { continue };
