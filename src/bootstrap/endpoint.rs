@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::fabric::{EpId, ProviderKind};
 use crate::shown;
-use crate::status::{Code, Status};
+use crate::status::{Code, Reason, Status};
 use crate::wire::{Reader, Writer};
 
 use super::auth::{Keys, TAG};
@@ -73,6 +73,8 @@ pub(super) struct Rounds {
     next: usize,
     failures: Vec<(ProviderKind, String)>,
     last_code: Code,
+    /// Each of them was the peer's end of a connection.
+    all_gone: bool,
     round: u8,
     current: Option<Attempt>,
     /// This side has said READY, in whichever round.
@@ -88,6 +90,7 @@ impl Rounds {
             next: 0,
             failures: Vec::new(),
             last_code: Code::Unavailable,
+            all_gone: true,
             round: 0,
             current: None,
             said_ready: false,
@@ -125,7 +128,9 @@ impl Rounds {
         let others = choice::list(&self.choice.against);
         let sep = if others.is_empty() { "" } else { "; " };
         let text = text!("no provider works with '{}': {tried}{sep}{others}", peer.name);
-        Err(Status::new(self.last_code, text))
+        let status = Status::new(self.last_code, text);
+        let gone = self.all_gone && !self.failures.is_empty();
+        Err(if gone { status.because(Reason::PeerGone) } else { status })
     }
 
     /// How long an endpoint has before the next provider is tried.
@@ -143,6 +148,7 @@ impl Rounds {
         // An endpoint that is not there any more: its manager ends, or has given up.
         let gone = status.code == Code::NotFound;
         self.last_code = if gone { Code::Unavailable } else { status.code };
+        self.all_gone &= status.reason == Reason::PeerGone;
         self.failures.push((kind, status.into_message()));
     }
 
