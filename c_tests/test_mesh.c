@@ -284,6 +284,41 @@ static void a_store_ends_while_ranks_connect(void) {
   place_end(&p);
 }
 
+/* A rank that was connected and has ended, while another keeps all waiting: who waits hears of it long before its time is over. */
+static void a_rank_that_leaves(void) {
+  place p = place_new(MEMORY);
+  rank_of all[3];
+  ranks_new(all, &p, 3, false);
+  drive_stop(all[2].mgr);
+  if (!is_manual()) { /* one that nobody drives */
+    rdma_mgr_options_t o;
+    mgr_end(all[2].mgr);
+    CHECK_OK(rdma_mgr_options_init(&o, sizeof o));
+    o.name = "r2", o.provider = env.provider, o.progress = RDMA_PROGRESS_MANUAL;
+    CHECK_OK(rdma_mgr_create(&o, &all[2].mgr));
+  }
+  all[0].options = options_of(patience(60000), true);
+  const int64_t begun = now_ms();
+  for (int i = 0; i < 3; i++) begin(&all[i]);
+  end(&all[1]), end(&all[2]);
+  CHECK_OK(all[1].code);
+  CHECK_OK(all[2].code);
+  CHECK_OK(rdma_mgr_connect(all[1].mgr, "r0", patience(20000)));
+  rdma_peer_info_t info = {.struct_size = sizeof info};
+  while (rdma_mgr_peer_info(all[0].mgr, "r1", &info) != RDMA_OK || info.state != RDMA_PEER_CONNECTED) usleep(1000);
+  mgr_end(all[1].mgr);
+  end(&all[0]);
+  CHECK_CODE(RDMA_UNAVAILABLE, all[0].code);
+  CHECK_MSG(strstr(all[0].error, "'r1'"), "%s", all[0].error);
+  CHECK_MSG(now_ms() - begun < patience(40000), "after %lld ms", (long long)(now_ms() - begun));
+  mgr_end(all[0].mgr), mgr_end(all[2].mgr);
+  for (int i = 0; i < 3; i++) {
+    if (all[i].mesh) CHECK_OK(rdma_mesh_destroy(all[i].mesh));
+    CHECK_OK(rdma_store_destroy(all[i].store));
+  }
+  place_end(&p);
+}
+
 /* Inside a callback nothing can be waited for, which is said before others are let wait; and nothing ends that waits for
  * threads: also where the callback runs on a thread of the library. */
 typedef struct inner {
@@ -473,6 +508,7 @@ static const test_case cases[] = {CASE(arguments),
                                   CASE(ends_while_it_waits),
                                   CASE(a_manager_ends_while_it_waits),
                                   CASE(a_store_ends_while_ranks_connect),
+                                  CASE(a_rank_that_leaves),
                                   CASE(inside_a_callback),
                                   SLOW(jobs_file, 120),
                                   SLOW(jobs_tcp, 120),

@@ -67,6 +67,10 @@ struct Wanted<'a> {
     connected: usize,
     since: Instant,
     refused: Option<Status>,
+    /// Which incarnation of each was connected last, as this began.
+    before: Vec<[u8; 16]>,
+    /// One that has been connected since and is not, and since when that is seen.
+    lost: Option<(usize, Instant)>,
 }
 
 impl Wanted<'_> {
@@ -87,10 +91,17 @@ impl Wanted<'_> {
     fn try_look(&mut self) -> Result<(), Status> {
         let mut connected = 0;
         let mut given_up: SmallVec<[u32; 8]> = SmallVec::new();
+        let mut lost = None;
         let core = self.manager.core.lock();
         for nth in 0..self.peers.len() {
-            let index = self.indices[self.place(nth)];
-            match core.connection(index)? {
+            let i = self.place(nth);
+            let index = self.indices[i];
+            let found = core.connection(index)?;
+            let came = |p: &crate::engine::Peer| p.incarnation != self.before[i];
+            if !matches!(found, Found::Connected) && core.engine.peer(index).is_some_and(came) {
+                lost = lost.or(Some(i));
+            }
+            match found {
                 Found::Connected => connected += 1,
                 Found::NobodyTries if nth < self.begun && given_up.fits(1) => given_up.push(index),
                 _ => {}
@@ -101,6 +112,7 @@ impl Wanted<'_> {
             self.manager.call(|core| core.want_again(index));
         }
         let now = Instant::now();
+        self.look_at_lost(lost, now)?;
         if connected > self.connected {
             self.since = now;
         }
@@ -115,6 +127,23 @@ impl Wanted<'_> {
             self.begun += 1;
         }
         Ok(())
+    }
+
+    /// One that was connected is not. It may come again, as where both had dialled; or it has left, as who has all that it wanted may.
+    fn look_at_lost(&mut self, lost: Option<usize>, now: Instant) -> Result<(), Status> {
+        let Some(i) = lost else {
+            self.lost = None;
+            return Ok(());
+        };
+        let since = self.lost.filter(|&(seen, _)| seen == i).map_or(now, |(_, since)| since);
+        self.lost = Some((i, since));
+        if now.saturating_duration_since(since) < self.pace.at_least(STALLED) {
+            return Ok(());
+        }
+        let core = self.manager.core.lock();
+        let tries = core.engine.peer(self.indices[i]).map(|p| p.tries.text()).unwrap_or_default();
+        let sep = if tries.is_empty() { "" } else { ": " };
+        Err(Status::gone(text!("peer '{}' was connected, and has ended{sep}{tries}", self.peers[i])))
     }
 
     /// Dials that are connected, or may be dead, count no more.
@@ -206,6 +235,11 @@ impl Manager {
             let indices: Result<Vec<u32>, Status> = peers.iter().map(|p| core.peer(p)).collect();
             indices.inspect(|all| all.iter().for_each(|&i| core.await_connection(i, timeout)))
         })?;
+        let before = {
+            let core = self.core.lock();
+            let incarnation = |&i: &u32| core.engine.peer(i).map_or([0; 16], |p| p.incarnation);
+            crate::room::collect(indices.iter().map(incarnation), "peers")?
+        };
         let (start, waiter) = (Instant::now(), Arc::new(Waiter::default()));
         let mut wanted = Wanted {
             manager: self,
@@ -219,6 +253,8 @@ impl Manager {
             connected: 0,
             since: start,
             refused: None,
+            before,
+            lost: None,
         };
         let left = || timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
         // Half of the time is for the rest.

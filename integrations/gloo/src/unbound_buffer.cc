@@ -146,9 +146,12 @@ bool UnboundBuffer::wait(Direction &direction, int *rank, std::chrono::milliseco
     if (last) check(direction);
     last = broken(direction);
     if (!forever && Clock::now() >= until && !last) {
+      /* Of what the last look said what is under way, and with whom: "...: no send ended within 0.010 s; 1 under way, ..." */
+      std::string why = LastError();
+      why.erase(0, std::min(why.size(), why.find("; ")));
       context_->timedOut();
       settle(direction);
-      GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for ", what, " operation to complete");
+      GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for ", what, " operation to complete", why);
     }
     if (!last) context_->check();
   }

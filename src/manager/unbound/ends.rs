@@ -124,13 +124,21 @@ impl Manager {
         };
         let (count, slot, peers) = (waits().count(), lane.slot, peers.to_vec());
         drop(core);
-        let name = |&party: &Party| match self.party_name(party) {
-            Ok(name) => format!("peer '{name}'"),
-            Err(_) => "anybody".to_owned(),
+        let name = |&party: &Party| match (self.party_name(party), self.unconnected(party)) {
+            (Ok(name), None) => format!("peer '{name}'"),
+            (Ok(name), Some(why)) => format!("peer '{name}' (not connected: {why})"),
+            (Err(_), _) => "anybody".to_owned(),
         };
         let whose = crate::store::named(peers.iter().map(name));
         let way = if way == Way::Send { "to" } else { "from" };
         format!("{count} under way, the first of slot {slot} of communicator {comm} {way} {whose}")
+    }
+
+    /// Why a peer is not connected, if it is not.
+    fn unconnected(&self, party: Party) -> Option<String> {
+        let core = self.core.lock();
+        let known = core.engine.peer(party.index()?)?;
+        (known.channels.is_empty() && party != Party::OWN).then(|| known.tries.text())
     }
 
     /// Ends of sends and of receives that could be taken at once. Drives progress once if there are none, on this thread, whose log
