@@ -3590,8 +3590,8 @@ rdma_code_t rdma_mesh_options_init(rdma_mesh_options_t *options, size_t struct_s
  * destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as rdma_store_set and
  * rdma_mgr_export_address; with options.full why a rank cannot be connected, as rdma_mgr_connect tells:
  * RDMA_UNAVAILABLE where one ended meanwhile (called again by all, they meet whoever has come in its place). One that ends as soon as its
- * own call has returned may be gone before another has seen it connected, which then waits for it until RDMA_DEADLINE_EXCEEDED: let all
- * of them have returned, as by a barrier, before one ends; RDMA_INTERNAL.
+ * own call has returned may be gone for another, which hears RDMA_UNAVAILABLE some seconds later, or, if it had not seen the connection by
+ * then, waits for it until RDMA_DEADLINE_EXCEEDED: let all of them have returned, as by a barrier, before one ends; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mesh_connect(rdma_mgr_t *mgr,
                               const rdma_store_t *store,
