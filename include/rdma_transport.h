@@ -3508,7 +3508,8 @@ rdma_code_t rdma_unbound_test(rdma_mgr_t *mgr,
 
 /**
  * Asks for the end of all that is under way in the buffer: each send and receive ends with RDMA_CANCELLED, or as it would have, once
- * nothing reads or writes its part any more (at once as a rule, or up to 2 s later where the other end does not answer), and its end
+ * nothing reads or writes its part any more (at once as a rule; where the other end stands still 2 s after it was last heard, which may be
+ * up to 4 s later, and the connection ends with it), and its end
  * is taken as any. The buffer stays. It is for who gives up, after a wait that took too long, and does not want to wait in
  * rdma_unbound_destroy. Of ABI version 11.
  *
