@@ -94,7 +94,7 @@ pub unsafe extern "C-unwind" fn rdma_mgr_create(
 /// before, for 5 seconds at most, or 1 in which a peer takes nothing; what is left then is lost, and the log says
 /// so. A peer that has to have all of it answers, or is sent to with RDMA_MSG_SYNCHRONOUS. When it returns, no callback
 /// runs any more, and calls of other threads have returned: it waits for them (but for one of rdma_mesh_connect that waits for
-/// ranks: that uses `mgr` no more, and returns within a quarter of a second), and for `done` of each copy that a device of
+/// ranks: that uses `mgr` no more, and returns at its next look at the store), and for `done` of each copy that a device of
 /// rdma_mgr_register_device has begun. The handle is then dead. Calls that begin meanwhile are refused, which says nothing
 /// of operations: memory whose end was not told is not the library's any more when this has returned.
 ///

@@ -142,11 +142,7 @@ impl Wanted<'_> {
         }
         let core = self.manager.core.lock();
         let tries = core.engine.peer(self.indices[i]).map(|p| p.tries.text()).unwrap_or_default();
-        let sep = if tries.is_empty() { "" } else { ": " };
-        Err(Status::gone(text!(
-            "peer '{}' was connected, and has ended{sep}{tries}",
-            self.peers[i]
-        )))
+        Err(Status::gone(text!("peer '{}' was connected, and has ended: {tries}", self.peers[i])))
     }
 
     /// Dials that are connected, or may be dead, count no more.

@@ -47,7 +47,7 @@ void Context::strike(rdma_unbound_t buffer) {
 }
 
 void Context::check() const {
-  if (timed_out_) GLOO_THROW_IO_EXCEPTION("Application timeout caused pair closure");
+  if (timed_out_) FailTimedOut();
 }
 
 void Context::timedOut() {

@@ -16,6 +16,8 @@ std::string LastError() {
   return text;
 }
 
+void FailTimedOut() { GLOO_THROW_IO_EXCEPTION("Application timeout caused pair closure"); }
+
 void Fail(rdma_code_t code, const std::string &what) {
   GLOO_THROW_IO_EXCEPTION(what, ": ", rdma_code_name(code), ": ", LastError());
 }

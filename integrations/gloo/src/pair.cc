@@ -39,7 +39,7 @@ void End::timedOut() {
 }
 
 void End::check() const {
-  if (timed_out_) GLOO_THROW_IO_EXCEPTION("Application timeout caused pair closure");
+  if (timed_out_) FailTimedOut();
 }
 
 bool End::sweep() {

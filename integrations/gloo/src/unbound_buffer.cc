@@ -133,10 +133,11 @@ bool UnboundBuffer::wait(Direction &direction, int *rank, std::chrono::milliseco
     if (status.peer != 0 || status.code != RDMA_OK) {
       int from = context_->rankOf(status.peer);
       direction.remove(from, status.tag);
-      if (code != RDMA_OK) context_->check();
-      if (code != RDMA_OK)
+      if (code != RDMA_OK) {
+        context_->check();
         GLOO_THROW_IO_EXCEPTION("rank ", from, ", slot ", status.tag, ": ", rdma_code_name(code), ", ", status.bytes,
                                 " bytes: ", status.text);
+      }
       if (rank) *rank = from;
       return true;
     }

@@ -18,6 +18,8 @@ namespace transport {
 namespace rdma {
 
 std::string LastError();
+/* Throws IoException: a wait has timed out, and closed its pairs. The words are Gloo's. */
+[[noreturn]] void FailTimedOut();
 /* Throws IoException, with the library's text. */
 [[noreturn]] void Fail(rdma_code_t code, const std::string &what);
 inline void Check(rdma_code_t code, const char *what) {
